@@ -26,6 +26,7 @@ STREAMS = {
     "post /v1/completions": Completion,
     "post /v1/chat/completions": ChatChunk,
     "post /v1/responses": ResponseEvent,
+    "get /v1/responses/{response_id}": ResponseEvent,
 }
 """Endpoints whose responses may be streams, with the type of an event's data."""
 

@@ -14,18 +14,20 @@ from server.errors import UNSUPPORTED, ApiError
 from server.generation.generation import start_chat
 from server.generation.service import Service
 from server.http.bodies import JsonRoute
+from server.http.event_stream import DONE, EventStream, framed
 from server.routes.tokens import computed
 from server.schemas.body import require
 from server.schemas.response_items import Json, listed
 from server.schemas.responses import DeletedResponse, InputItems, InputTokens, Response, ResponseRequest
 from server.writers.answer import accepted, answer, ignored_params, json_response
+from server.writers.response_events import replayed
 from server.writers.response_writer import ResponseWriter
 
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000
 
-UNSUPPORTED_QUERY = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
-"""Query parameters of OpenAI's that would change what is returned. Only responses in the background can be streamed."""
+UNSUPPORTED_QUERY = ("include", "include[]", "include_obfuscation")
+"""Query parameters of OpenAI's that would change what is returned."""
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -145,13 +147,25 @@ register_url_convertor("response_id", ResponseId())
     summary="Get or delete a stored response",
     response_model=Response | DeletedResponse,
 )
-async def stored_response(response_id: str, request: Request) -> HttpResponse:
+async def stored_response(
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int, Query(ge=0)] | None = None
+) -> HttpResponse:
+    """Return a stored response or, with `stream`, its events after number `starting_after`."""
     kept = stored(request, response_id)
+    require(stream or starting_after is None, "starting_after", "only allowed when stream is true")
     if request.method == "DELETE":
         request.app.state.response_store.delete(request.state.record.key_id, response_id)
         deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return json_response(deleted)
-    return HttpResponse(kept.response, media_type="application/json")
+    if not stream:
+        return HttpResponse(kept.response, media_type="application/json")
+
+    def replay() -> HttpResponse:
+        first = 0 if starting_after is None else starting_after + 1
+        events = [*replayed(json.loads(kept.response))[first:], DONE]
+        return HttpResponse(framed(events), media_type=EventStream.media_type)
+
+    return await computed(request, replay)
 
 
 @router.get(

@@ -1,11 +1,9 @@
-"""Writes the responses of `/v1/responses`, whole or as typed events: builds a response item by item."""
+"""Writes the responses of `/v1/responses`, whole or as typed events."""
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
-
-from pydantic_core import to_json
+from typing import Any
 
 from nvium_core import SamplingParams
 from nvium_core.text.tool_calls import CallPiece
@@ -15,12 +13,11 @@ from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
 from server.schemas.response_items import new_id
-from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
+from server.schemas.responses import OutputItem, Response, ResponseRequest, ResponseUsage
 from server.writers.chat_writer import AnswerParser
 from server.writers.logprobs import chat_logprobs
+from server.writers.response_events import ResponseEvents
 from server.writers.writer import Writer
-
-TextKind = Literal["message", "reasoning"]
 
 
 class ResponseWriter(Writer[ChatRequest]):
@@ -42,26 +39,25 @@ class ResponseWriter(Writer[ChatRequest]):
         self._total = Delta(index=0)
         self._text_end = 0
         """Where the last message's text ends so far, in characters of the answer."""
-        self._response = new_response(asked, chat, generation.params, response_id, self._model)
-        self._num_events = 0
+        self._made = ResponseEvents(new_response(asked, chat, generation.params, response_id, self._model))
 
     def response(self, deltas: Sequence[Delta]) -> Response:
         for delta in deltas:
             list(self._events(delta))
-        return self._response
+        return self._made.response
 
     def _opening(self) -> list[bytes]:
-        return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
+        return self._made.opening()
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._total.extend(delta)
         reasoning, content, calls = self._parser.parse(delta)
         if reasoning:
-            yield from self._add_text("reasoning", reasoning)
+            yield from self._made.add_text("reasoning", reasoning)
         if content:
             logprobs = self._logprobs(content) if self._request.logprobs else ()
-            yield from self._add_text("message", content, logprobs)
+            yield from self._made.add_text("message", content, logprobs)
         for piece in calls:
             yield from self._add_call(piece)
         if delta.finish_reason:
@@ -88,80 +84,17 @@ class ResponseWriter(Writer[ChatRequest]):
             }
             if namespace := self._asked.namespace(piece.name):
                 call["namespace"] = namespace
-            yield from self._begin(call)
+            yield from self._made.begin(call)
         if piece.arguments:
-            self._last["arguments"] += piece.arguments
-            yield self._of_item("response.function_call_arguments.delta", delta=piece.arguments)
-
-    def _begin(self, item: OutputItem) -> Iterator[bytes]:
-        """Complete the last item and append an empty one."""
-        yield from self._finish_item("completed")
-        self._response["output"].append(item)
-        yield self._event("response.output_item.added", output_index=self._index, item=item)
-        if item["type"] != "function_call":
-            item["content"].append(new_part(item["type"]))
-            yield self._of_part("response.content_part.added", part=self._part)
-
-    def _add_text(self, kind: TextKind, text: str, logprobs: Sequence[Any] = ()) -> Iterator[bytes]:
-        """Add text to the last item or, if that has another type, to a new one."""
-        if not (self._response["output"] and self._last["type"] == kind):
-            yield from self._begin(new_text(kind))
-        part, scores = self._part, dict[str, Any]()
-        part["text"] += text
-        if "logprobs" in part:
-            part["logprobs"] += logprobs
-            scores["logprobs"] = logprobs
-        yield self._of_part(f"response.{part['type']}.delta", delta=text, **scores)
+            yield from self._made.add_arguments(piece.arguments)
 
     def _end(self, *, is_cut: bool) -> Iterator[bytes]:
-        """Complete the last item and the response."""
-        status: Literal["completed", "incomplete"] = "incomplete" if is_cut else "completed"
-        yield from self._finish_item(status)
-        self._response["status"] = status
-        self._response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        self._response["usage"] = self._response_usage()
-        if self._request.nvium.metadata:
-            self._response["nvium"] = {**self._token_exits(self._total), **self._exit_summary()}
-        yield self._event(f"response.{status}", response=self._response)
-        self._keep(self._response)
-
-    def _finish_item(self, status: Literal["completed", "incomplete"]) -> Iterator[bytes]:
-        if not self._response["output"]:
-            return
-        item = self._last
-        item["status"] = status
-        if item["type"] != "function_call":
-            part = self._part
-            done = {name: value for name, value in part.items() if name in ("text", "logprobs")}
-            yield self._of_part(f"response.{part['type']}.done", **done)
-            yield self._of_part("response.content_part.done", part=part)
-        else:
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("response.function_call_arguments.done", **call)
-        yield self._event("response.output_item.done", output_index=self._index, item=item)
-
-    @property
-    def _last(self) -> OutputItem:
-        return self._response["output"][-1]
-
-    @property
-    def _index(self) -> int:
-        return len(self._response["output"]) - 1
-
-    @property
-    def _part(self) -> OutputPart:
-        return self._last["content"][0]
-
-    def _of_part(self, kind: str, **more: Any) -> bytes:
-        return self._of_item(kind, content_index=0, **more)
-
-    def _of_item(self, kind: str, **more: Any) -> bytes:
-        return self._event(kind, item_id=self._last["id"], output_index=self._index, **more)
-
-    def _event(self, kind: str, **more: Any) -> bytes:
-        event: ResponseEvent = {"type": kind, "sequence_number": self._num_events, **more}  # type: ignore[typeddict-item]
-        self._num_events += 1
-        return b"event: %b\ndata: %b" % (kind.encode(), to_json(event))
+        metadata = self._request.nvium.metadata
+        exits = {"nvium": {**self._token_exits(self._total), **self._exit_summary()}} if metadata else {}
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        status: Any = "incomplete" if is_cut else "completed"
+        yield from self._made.end(status, incomplete_details=details, usage=self._response_usage(), **exits)
+        self._keep(self._made.response)
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
         return self._parser.finish_reason(delta)
@@ -208,18 +141,3 @@ def new_response(
         "metadata": asked.metadata,
         "usage": None,
     }
-
-
-def new_text(kind: TextKind) -> OutputItem:
-    item: OutputItem = {"id": new_id(kind), "type": kind, "status": "in_progress", "content": []}
-    if kind == "reasoning":
-        item["summary"] = []
-    else:
-        item["role"] = "assistant"
-    return item
-
-
-def new_part(kind: TextKind) -> OutputPart:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": ""}
-    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

@@ -130,6 +130,7 @@ def test_stored_responses_are_found_in_whichever_replica(server):
         assert server.http.post("/v1/responses", json=asked | {"previous_response_id": response_id}).status_code == 200
         assert server.http.get(f"/v1/responses/{response_id}").json()["id"] == response_id
         assert server.http.get(f"/v1/responses/{response_id}/input_items").json()["data"]
+        assert "response.incomplete" in server.http.get(f"/v1/responses/{response_id}?stream=true").text
         assert server.http.delete(f"/v1/responses/{response_id}").json()["deleted"]
         missing = server.http.get(f"/v1/responses/{response_id}")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")

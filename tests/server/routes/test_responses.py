@@ -201,7 +201,15 @@ def test_a_stored_response_can_be_read_and_deleted(server):
     client, asked = server.client(), {"max_output_tokens": 9, "metadata": {"run": "7"}}
     made = client.responses.create(model=NAME, input="Hello", **asked, extra_body={"ignore_eos": True})
     assert client.responses.retrieve(made.id) == made
-    for query in ({"include[]": "message.output_text.logprobs"}, {"starting_after": "1"}, {"stream": "true"}):
+    replayed = [*client.responses.retrieve(made.id, stream=True)]
+    kinds = [event.type.removeprefix("response.") for event in replayed]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    assert replayed[0].response.output == [] and replayed[-1].response == made  # type: ignore[union-attr]
+    assert [*client.responses.retrieve(made.id, stream=True, starting_after=6)] == replayed[7:]
+    for query in ({"include[]": "message.output_text.logprobs"}, {"starting_after": "1"}, {"stream": "maybe"}):
         refused = server.http.get(f"/v1/responses/{made.id}", params=query)
         assert (refused.status_code, error_of(refused)["param"]) == (400, *query)
     deleted = server.http.delete(f"/v1/responses/{made.id}")
