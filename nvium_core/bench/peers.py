@@ -16,6 +16,7 @@ from nvium_core.bench.contenders.contender import ContenderFailed, Generation, W
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
+from nvium_core.bench.interference import states
 from nvium_core.bench.machine import BUFFER_BYTES, machine
 from nvium_core.bench.twin import num_parameters
 
@@ -103,7 +104,7 @@ def rates(turns: Sequence[Generation]) -> list[float]:
 
 
 def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
-    """Return medians over the turns. `ms_per_token` is the time per token of one sequence.
+    """Return medians over the turns, and `states`. `ms_per_token` is the time per token of one sequence.
 
     If a workload generates only one token, the tokens per second are those of the prompt.
     """
@@ -114,6 +115,7 @@ def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
         "ms_per_token": 1000 * median(turn.seconds for turn in turns) / workload.num_tokens,
         "first_token_ms": 1000 * median(fmean(turn.first_token_seconds) for turn in turns),
         "turns": speeds,
+        **states(turns, speeds),
     }
 
 
@@ -137,9 +139,14 @@ def table(figures: Figures) -> Table:
         for name, seen in row["contenders"].items():
             is_ours = name == OURS or (name == BASELINE and "tokens" in row)
             over = "" if is_ours else spread("ours_over", seen)
-            figures_of = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "first_token_ms"))
-            result.add_row(work, name, *figures_of, over, end_section=name == last)
+            result.add_row(work, name, rate(seen), f"{seen['first_token_ms']:.4g}", over, end_section=name == last)
     return result
+
+
+def rate(seen: Figures) -> str:
+    """Format the median rate. If only some turns were disturbed, add the median of each state."""
+    by_state = [f"{name} {state['tokens_per_second']:.4g}" for name, state in seen["states"].items()]
+    return f"{seen['tokens_per_second']:.4g}" + (f" ({', '.join(by_state)})" if len(by_state) > 1 else "")
 
 
 def remarks(figures: Figures) -> list[str]:

@@ -38,12 +38,17 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """The result of a turn. Each list has one entry per sequence. Times are in seconds since the turn's start."""
+    """The result of a turn. Each list has one entry per sequence. Times are in seconds since the turn's start.
+
+    stolen_seconds, alone_seconds: what disturbed the turn, see `interference`.
+    """
 
     seconds: float
     first_token_seconds: list[float]
     token_ids: list[list[int]]
     exits: list[list[int]] = field(default_factory=list)
+    stolen_seconds: float = 0.0
+    alone_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:

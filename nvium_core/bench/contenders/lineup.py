@@ -19,6 +19,7 @@ from nvium_core.bench.contenders.gguf_file import FileKind, write_gguf
 from nvium_core.bench.contenders.llama_library import builds
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject
+from nvium_core.bench.interference import watched
 from nvium_core.bench.twin import dense_twin
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.validation import require
@@ -69,7 +70,9 @@ class Lineup:
         with ExitStack() as stack:
             if self.twin is not None and TWIN in self.selected:
                 contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
-            yield contenders | self._in_llama_cpp(workload, stack)
+            contenders |= self._in_llama_cpp(workload, stack)
+            is_on_cpu = self.subject.model.device.type == "cpu"
+            yield {name: watched(each) if is_on_cpu else each for name, each in contenders.items()}
 
     def _in_llama_cpp(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
         """Start every build of llama.cpp with each file. If all crash when they repack weights, start them without."""

@@ -42,3 +42,6 @@ extern "C" int64_t quantize(const nvium::StoredRows* rows, int64_t num_threads, 
 }
 
 extern "C" int64_t has_tiles() { return nvium::has_tiles(); }
+
+// Return how many nanoseconds calls have run alone because other threads of the pool were held up.
+extern "C" int64_t alone_nanoseconds() { return nvium::ThreadPool::shared().alone_nanoseconds(); }

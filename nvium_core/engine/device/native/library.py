@@ -48,7 +48,7 @@ def native_library(instructions: str) -> ctypes.CDLL | None:
         return None
     arguments: dict[str, list[Any]] = {f"run_{precision}": [POINTER, POINTER] for precision in PRECISIONS.values()}
     arguments |= {"has_tiles": [], "packed_bytes": [COUNT, COUNT, COUNT], "pack": [POINTER, COUNT, POINTER]}
-    arguments["quantize"] = [POINTER, COUNT, COUNT, POINTER]
+    arguments |= {"quantize": [POINTER, COUNT, COUNT, POINTER], "alone_nanoseconds": []}
     for name, types in arguments.items():
         function: Any = getattr(library, name)
         function.argtypes, function.restype, function.errcheck = types, COUNT, check_result
