@@ -66,7 +66,7 @@ class ReplayedBackend(NativeBackend):
         """Memory without pointers."""
         weights = [weight for structs in self._weights for each in structs.weights for weight in each.values()]
         tensors = [weight.data if isinstance(weight, Packed) else weight for weight in weights]
-        tensors += self._tensors.values()
+        tensors += [*self._tensors.values(), self._cache.keys, self._cache.values]
         yield from {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if isinstance(tensor, Tensor)}
         yield region_of(self._calls)
         yield region_of(self._emissions)
