@@ -98,11 +98,14 @@ class Reader:
         self.loop = asyncio.new_event_loop()
         self._app = validating_app()
 
-    def seconds(self, path: str, body: bytes) -> float:
-        started = time.thread_time()
+    def check_answer(self, path: str, body: bytes) -> None:
         status, error = self.loop.run_until_complete(answer(self._app, path, body))
         assert status in (200, 400, 413), status
         assert len(error) < MAX_ERROR_BYTES, error
+
+    def seconds(self, path: str, body: bytes) -> float:
+        started = time.thread_time()
+        self.check_answer(path, body)
         return time.thread_time() - started
 
 
@@ -158,7 +161,7 @@ def test_an_odd_value_in_any_place_of_a_body_is_accepted_or_refused(reader, path
     chance = random.Random(path)
     for template in templates(path):
         for value in chance.sample(ODD_VALUES, 6):
-            reader.seconds(path, template.replace(f'"{PLACE}"', json.dumps(value)).encode())
+            reader.check_answer(path, template.replace(f'"{PLACE}"', json.dumps(value)).encode())
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
