@@ -32,6 +32,7 @@ class Exchange:
         self.body = b""
         self.has_begun = False
         """Whether the response's head has been passed to `send`."""
+        self._is_stream = False
         self.record: RequestRecord = scope["state"]["record"]
         self._method: str = scope["method"]
         query: bytes = scope["query_string"]
@@ -57,15 +58,17 @@ class Exchange:
             await self._send_response(response, is_last=is_last)
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has begun with the error. Otherwise raise it."""
+        """End a stream that has begun with the error, or cut off another response. Raise it if nothing has begun."""
         self.record.is_passed_on = False
         if not self.has_begun:
             raise error
-        await self._send_events(broken_off(error, self.record))
-        await self._send({"type": "http.response.body", "body": b""})
+        if self._is_stream:
+            await self._send_events(broken_off(error, self.record))
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def _send_response(self, response: aiohttp.ClientResponse, *, is_last: bool) -> None:
-        if response.content_type != "text/event-stream":
+        self._is_stream = response.content_type == "text/event-stream"
+        if not self._is_stream:
             body = await response.read()
             if response.status == 503 and STOPPED in body:
                 raise ConnectionError("the engine of the replica has stopped")

@@ -21,6 +21,7 @@ from tests.server.raw_client import Answer, asked, connected, post, request
 from tests.server.replicas.scripted import EVENTS, SILENT, Reply, ScriptedFleet, endless, stream, whole
 
 BODY = b"".join(EVENTS)
+MUCH = 2**25  # more bytes than the sockets buffer
 PLACES = st.integers(0, len(BODY))
 """Byte offsets at which a stream is cut."""
 COMPLETION = post("/v1/completions", {"prompt": "Once"})
@@ -147,12 +148,23 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones():
         gateway.admission.is_leaving = gateway.admission.is_draining = True
         refused = await asked(url, COMPLETION)
         assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
-        for path in ("/readyz", "/health"):
+        for path in ("/readyz", "/health", "/v1/models"):
             assert (await asked(url, request(path, method="GET"), "GET")).status == 503
         assert (await asked(url, request("/livez", method="GET"), "GET")).status == 200
         gateway.give_up()
         assert (await connection.rest()).endswith(b'"code":"engine_stopped"}}\n\ndata: [DONE]\n\n')
         assert b'nvium_broken_streams_total{replica="front"} 0.0' in await gateway.metrics_page()
+
+
+async def test_a_json_response_that_a_slow_client_has_not_read_is_cut_off():
+    fleet = ScriptedFleet([whole(b'"%b"' % (b"a" * MUCH))])
+    async with gateway_for(fleet) as (url, gateway), connected(url) as connection:
+        await connection.send(COMPLETION)
+        await connection.head()
+        gateway.give_up()
+        with pytest.raises(asyncio.IncompleteReadError) as error:
+            await connection.reader.readexactly(MUCH + 2)
+    assert set(error.value.partial) <= set(b'"a')
 
 
 async def test_metrics_skip_a_replica_that_hangs():
