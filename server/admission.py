@@ -27,12 +27,16 @@ class Admission:
             raise InvalidField(
                 "n", f"the request has {num_choices} choices (prompts × n), the server accepts at most {self.capacity}"
             )
-        if self.is_draining:
-            raise Rejected("draining", "the server is shutting down", retry_after_seconds=RETRY_STOPPED_SECONDS)
+        self.check_open()
         if self.num_present + num_choices > self.capacity:
             message = f"the queue is full: {self.num_present} of {self.capacity} choices are running or waiting"
             raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
         self.num_present += num_choices
+
+    def check_open(self) -> None:
+        """Raise `Rejected` while the server drains."""
+        if self.is_draining:
+            raise Rejected("draining", "the server is shutting down", retry_after_seconds=RETRY_STOPPED_SECONDS)
 
     @contextmanager
     def entered(self, num_choices: int) -> Iterator[None]:

@@ -22,7 +22,7 @@ from server.http.config import STOP_SECONDS, listen, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.guard import Guard
 from server.http.keys import KeyGate, read_keys
-from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, UntilLoaded
+from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, WhileServing
 from server.http.origins import Cors, OriginCheck
 from server.http.rate_limit import RateLimit
 from server.routes import openapi, playground, responses
@@ -90,7 +90,7 @@ def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) ->
     yield Middleware(LastResort)
     if gate:
         yield gate
-    yield Middleware(UntilLoaded)
+    yield Middleware(WhileServing)
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute)
     yield Middleware(JsonBodies)

@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from server.admission import Loading
+from server.admission import Drainable, Loading
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
-from server.http.paths import is_free
+from server.http.paths import is_free, is_metrics, is_public
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER, RequestRecord
 
@@ -138,12 +138,15 @@ class Check(HttpMiddleware):
         await self.app(scope, receive, send)
 
 
-class UntilLoaded(Check):
-    """Refuses requests, except liveness probes, while the app's service is `Loading`."""
+class WhileServing(Check):
+    """Refuses requests while the app's service is `Loading`, except liveness probes, and while the server drains."""
 
     def check(self, scope: Scope, headers: MutableHeaders) -> None:
-        if isinstance(scope["app"].state.service, Loading) and scope["path"] != "/livez":
+        service: Drainable = scope["app"].state.service
+        if isinstance(service, Loading) and scope["path"] != "/livez":
             raise Rejected("not_ready", "the model is loading", retry_after_seconds=RETRY_LOADING_SECONDS)
+        if not (is_public(scope) or is_metrics(scope)):
+            service.admission.check_open()
 
 
 class JsonBodies(Check):

@@ -14,7 +14,7 @@ from nvium_core.text.tool_calls import JSON_LINES
 from server.admission import Loading
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
-from server.http.middleware import LastResort, UntilLoaded
+from server.http.middleware import LastResort, WhileServing
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest
@@ -36,7 +36,7 @@ LIMITS = ServerOptions(max_n=8, max_prompts=4, max_new_tokens=1000)
 def validating_app() -> FastAPI:
     """Return an app whose routes only validate. Unhandled exceptions are raised instead of answered."""
     layers = middleware(Settings(), Metrics(), None)
-    around = [layer for layer in layers if layer.cls not in (LastResort, UntilLoaded)]
+    around = [layer for layer in layers if layer.cls not in (LastResort, WhileServing)]
     app = bare_app(lambda _: nullcontext(), around)
     app.state.service = Loading(Settings())
     app.router.route_class = JsonRoute

@@ -125,7 +125,7 @@ async def test_a_server_that_says_goodbye_takes_requests_although_it_is_not_read
         assert (accepted.status, accepted.headers["connection"]) == (200, "close")
         async with connected(server.url) as idle:
             wait_until(lambda: "draining" in server.log())
-            refused = await idle.ask(asking(max_tokens=2))
+            refused = await idle.ask(request("/v1/models", method="GET"))
         assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
         assert server.exit_code(seconds=10) == 0
 
