@@ -14,13 +14,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Generic, TypeVar
 
-WINDOW_TOKENS = 16  # length of a window in tokens per sequence; its first Step does not count
+WINDOW_TOKENS = 16  # length of a window in tokens per sequence
 MIN_ROUNDS = 4  # rounds before the first decision
 AVERAGED_ROUNDS = 24  # length of the moving average in rounds
 MIN_STANDARD_ERRORS = 2.0  # a winner's minimum lead, in standard errors
 MAX_OVERHEAD, MAX_FIRST_OVERHEAD = 0.005, 0.02  # share of throughput that measuring may cost: later, and at first
-MIN_PAUSE_TOKENS, MAX_PAUSE_TOKENS = 256, 16_384  # pause between rounds, in tokens per sequence
-FIRST_PAUSE_TOKENS = 640  # pause before the first round, and at most between rounds before the first decision
+PAUSE_TOKENS, MAX_PAUSE_TOKENS = 640, 16_384
+"""Pause between rounds, in tokens per sequence: before the first decision at most `PAUSE_TOKENS`, then at least."""
 
 Candidate = TypeVar("Candidate")
 
@@ -38,8 +38,10 @@ class SizeTuner(Generic[Candidate]):
         """Index of the candidate that runs between rounds."""
         self._turns = [*range(len(candidates)), *reversed(range(len(candidates)))]
         self._turn = 0
-        self._window: tuple[float, float] | None = None
-        """Tokens and seconds of this window so far; None before its first Step."""
+        self._window = 0.0, 0.0
+        """Tokens and seconds of this window so far."""
+        self._is_settling = True
+        """Whether another candidate or size may have run last. Then the next Step does not count."""
         self._rates: list[list[float]] = [[] for _ in candidates]
         self._first_pause = first_pause
         self._pause_tokens = float(first_pause)
@@ -61,20 +63,20 @@ class SizeTuner(Generic[Candidate]):
         """Record a Step of the current candidate, with its tokens per sequence."""
         if self._pause_tokens > 0:
             self._pause_tokens -= tokens
-        elif self._window is None:
-            self._window = 0.0, 0.0
+        elif self._is_settling:
+            self._is_settling = False
         else:
             self._window = self._window[0] + tokens, self._window[1] + seconds
             if self._window[0] >= WINDOW_TOKENS:
                 self._end_turn(*self._window)
 
     def interrupt(self) -> None:
-        """Restart the window, because Steps of another size came in between. Finished windows still count."""
-        self._window = None
+        """Note that Steps of another size come in between."""
+        self._is_settling = True
 
     def _end_turn(self, tokens: float, seconds: float) -> None:
         self._rates[self._turns[self._turn]].append(math.log(tokens / max(seconds, 1e-9)))
-        self._turn, self._window = self._turn + 1, None
+        self._turn, self._window, self._is_settling = self._turn + 1, (0.0, 0.0), True
         if self._turn == len(self._turns):
             self._end_round([sum(rates) / len(rates) for rates in self._rates])
 
@@ -98,7 +100,7 @@ class SizeTuner(Generic[Candidate]):
         self.winner = max(faster, key=self._means.__getitem__, default=0)
         is_sure = all(abs(mean) > bound for mean, bound in zip(self._means[1:], significant[1:], strict=True))
         self._pause_tokens = min(
-            max(self._pause(MAX_OVERHEAD if is_sure else math.inf), MIN_PAUSE_TOKENS), MAX_PAUSE_TOKENS
+            max(self._pause(MAX_OVERHEAD if is_sure else math.inf), PAUSE_TOKENS), MAX_PAUSE_TOKENS
         )
 
     def _pause(self, max_overhead: float) -> float:
@@ -118,7 +120,7 @@ class Tuner(Generic[Candidate]):
         self,
         candidates: Items[Candidate],
         guess: Callable[[int], int] = lambda num_sequences: 0,
-        first_pause: int = FIRST_PAUSE_TOKENS,
+        first_pause: int = PAUSE_TOKENS,
     ) -> None:
         self._candidates = candidates
         self._guess, self._first_pause = guess, first_pause
