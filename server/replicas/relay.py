@@ -65,6 +65,8 @@ class Exchange:
         if self._is_stream:
             await self._send_events(broken_off(error, self.record))
             await self._send({"type": "http.response.body", "body": b""})
+        else:
+            self.record.refused(error)
 
     async def _send_response(self, response: aiohttp.ClientResponse, *, is_last: bool) -> None:
         self._is_stream = response.content_type == "text/event-stream"

@@ -164,6 +164,7 @@ async def test_a_json_response_that_a_slow_client_has_not_read_is_cut_off():
         gateway.give_up()
         with pytest.raises(asyncio.IncompleteReadError) as error:
             await connection.reader.readexactly(MUCH + 2)
+    assert b'{endpoint="completions",outcome="failed"} 1.0' in gateway.metrics.page()
     assert set(error.value.partial) <= set(b'"a')
 
 
