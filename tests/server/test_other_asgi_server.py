@@ -26,6 +26,7 @@ async def test_streams_disconnects_limits_and_slow_bodies_are_the_same_under_gra
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=4_000, stream=True))
             await connection.head()
-        wait_until(lambda: "nvium_requests_running 0.0" in server.http.get("/metrics").text)
+        cancelled = 'nvium_requests_total{endpoint="completions",outcome="cancelled"} 1.0'
+        wait_until(lambda: cancelled in server.http.get("/metrics").text)
         server.terminate()
         assert server.exit_code(seconds=20) == 0
