@@ -36,11 +36,14 @@ MAX_BYTES_AHEAD = 65_536
 
 UNREAD_RATIO = 8  # the limit on unread bytes of responses, as a multiple of `--max-present-bytes`
 
-NUM_CLOSING = 16
+NUM_CLOSING = 48
 """Connections beyond the limit, while others close to make room. If none can make room, uvicorn answers 503."""
 
 EVICTED_SHARE = 64
 """A new connection beyond the limit closes up to 1/64 of the others, because looking for them takes time."""
+
+FRESH_SECONDS = 0.25  # how long a silent connection is fresh: its request may be on its way
+MAX_FRESH = 32  # connections beyond the limit before fresh ones are closed; less than `NUM_CLOSING`
 
 log = structlog.get_logger("nvium.server")
 
@@ -128,11 +131,20 @@ class Connections:
         return connection
 
     def _make_room(self) -> None:
-        """Close some of the connections that have been silent for the longest time, else idle, else sending."""
+        """Close some of the connections that have been silent for the longest time, else idle, else sending.
+
+        Of a burst of new connections, none must close another while older ones wait. So fresh ones come last.
+        """
         phases = {connection: phase_of(connection) for connection in self._open}
-        waiting = [connection for connection, phase in phases.items() if phase <= Phase.SENDING]
-        waiting.sort(key=lambda connection: (phases[connection], self._since(connection)))
-        evicted = waiting[: max(1, self._max_connections // EVICTED_SHARE)]
+        fresh_from = time.monotonic() - FRESH_SECONDS
+        fresh = {each for each, phase in phases.items() if phase is Phase.SILENT and self._since(each) > fresh_from}
+        num_excess = sum(phase is not Phase.CLOSING for phase in phases.values()) - self._max_connections
+        last_phase = Phase.IDLE if fresh else Phase.SENDING
+        waiting = [each for each, phase in phases.items() if phase <= last_phase and each not in fresh]
+        share = max(1, self._max_connections // EVICTED_SHARE)
+        evicted = sorted(waiting, key=lambda each: (phases[each], self._since(each)))[: max(share, num_excess)]
+        if not evicted and num_excess >= MAX_FRESH:
+            evicted = sorted(fresh, key=self._since)[:share]
         for connection in evicted:
             connection.transport.abort()
             self._metrics.evicted_connections.inc()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from server.http.config import RESERVE, connection_limit
-from server.http.connections import BYTES_PER_CHUNK, FREE_CHUNKS, MAX_HEAD_BYTES, Parser
+from server.http.connections import BYTES_PER_CHUNK, FREE_CHUNKS, FRESH_SECONDS, MAX_FRESH, MAX_HEAD_BYTES, Parser
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
 from tests.server.live_server import live_server, wait_until
@@ -101,6 +101,7 @@ async def test_a_new_connection_takes_the_place_of_a_silent_else_an_idle_else_a_
             await working.head()
             assert (await idle.ask(PROBE)).status == 200
             await sending.send(long[:-5])
+            await asyncio.sleep(FRESH_SECONDS)
             for loser in (silent, idle, sending):
                 newcomer = await stack.enter_async_context(connected(server.url))
                 await newcomer.send(long)
@@ -111,6 +112,19 @@ async def test_a_new_connection_takes_the_place_of_a_silent_else_an_idle_else_a_
             assert await working.chunk()
         await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 0)
         assert server.gauge("nvium_evicted_connections_total") == 3
+
+
+@pytest.mark.parametrize(("number", "max_tokens", "statuses"), [(20, 1, {200}), (20 + MAX_FRESH, 400, {200, 503})])
+async def test_a_burst_of_new_connections_resets_none_of_them(byte_model, number, max_tokens, statuses):
+    """Idle ones make room for the first burst. In the second one, more come than may be at work."""
+
+    with live_server(byte_model, max_connections=20) as server:
+        async with AsyncExitStack() as stack:
+            for _ in range(20):
+                idle = await stack.enter_async_context(connected(server.url))
+                assert (await idle.ask(PROBE)).status == 200
+            burst = [asked(server.url, asking(max_tokens=max_tokens)) for _ in range(number)]
+            assert {answer.status for answer in await asyncio.gather(*burst)} <= statuses
 
 
 async def test_the_oldest_silent_connection_makes_room_first(byte_model):
