@@ -7,9 +7,8 @@ from tests.server.raw_client import asked, asking, connected, error_of, post
 from tests.server.server_process import server_process
 
 CODE = """
-import os
-from granian import Granian
-Granian("server.app:create_app", port=int(os.environ["NVIUM_PORT"]), interface="asgi", factory=True).serve()
+import os, granian
+granian.Granian("server.app:create_app", port=int(os.environ["NVIUM_PORT"]), interface="asgi", factory=True).serve()
 """
 
 

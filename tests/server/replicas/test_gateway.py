@@ -141,10 +141,12 @@ async def test_a_client_that_disconnects_is_disconnected_from_its_replica():
 
 
 async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones():
-    fleet = ScriptedFleet([endless(BODY)])
-    async with gateway_for(fleet) as (url, gateway), connected(url) as connection:
-        await connection.send(COMPLETION)
-        await connection.head()
+    """A stream ends with an error. A JSON response whose client reads slowly is cut off."""
+    fleet = ScriptedFleet([endless(BODY), whole(b'"%b"' % (b"a" * MUCH))])
+    async with gateway_for(fleet) as (url, gateway), connected(url) as connection, connected(url) as slow:
+        for each in (connection, slow):
+            await each.send(COMPLETION)
+            await each.head()
         gateway.admission.is_leaving = gateway.admission.is_draining = True
         refused = await asked(url, COMPLETION)
         assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
@@ -153,19 +155,11 @@ async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones():
         assert (await asked(url, request("/livez", method="GET"), "GET")).status == 200
         gateway.give_up()
         assert (await connection.rest()).endswith(b'"code":"engine_stopped"}}\n\ndata: [DONE]\n\n')
-        assert b'nvium_broken_streams_total{replica="front"} 0.0' in await gateway.metrics_page()
-
-
-async def test_a_json_response_that_a_slow_client_has_not_read_is_cut_off():
-    fleet = ScriptedFleet([whole(b'"%b"' % (b"a" * MUCH))])
-    async with gateway_for(fleet) as (url, gateway), connected(url) as connection:
-        await connection.send(COMPLETION)
-        await connection.head()
-        gateway.give_up()
         with pytest.raises(asyncio.IncompleteReadError) as error:
-            await connection.reader.readexactly(MUCH + 2)
-    assert b'{endpoint="completions",outcome="failed"} 1.0' in gateway.metrics.page()
-    assert set(error.value.partial) <= set(b'"a')
+            await slow.reader.readexactly(MUCH + 2)
+        assert set(error.value.partial) <= set(b'"a')
+        assert b'nvium_broken_streams_total{replica="front"} 0.0' in await gateway.metrics_page()
+    assert b'{endpoint="completions",outcome="failed"} 2.0' in gateway.metrics.page()
 
 
 async def test_metrics_skip_a_replica_that_hangs():
