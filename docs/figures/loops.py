@@ -1,6 +1,6 @@
 """Draws the passes of a looped model's stream: which rows each pass carries through which loop.
 
-    python docs/figures/loops.py docs/figures/loops.svg
+    python docs/figures/loops.py docs/figures/loops.svg --seed 2
 
 The default model has random weights, four loops, and gates that let tokens leave after each.
 """
