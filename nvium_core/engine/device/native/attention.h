@@ -14,11 +14,12 @@
 
 namespace nvium {
 
-// A row of a sequence, and the block that it passes.
+// A row of a sequence, the block that it passes, and whether its state after the block is read.
 struct Row {
   int64_t position;
   const Seat* seat;
   int64_t block;
+  bool is_read;
 };
 
 // Rows that attend, each in one call of a layer.

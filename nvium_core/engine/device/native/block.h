@@ -27,10 +27,10 @@ template <typename T> class BlockForward {
  public:
   BlockForward(const Model<T>& model, const std::vector<Row>& rows, int64_t tile_parts)
       : model_(model),
-        num_rows_(rows.size()),
         num_queries_(model.num_heads * model.cache.head_size),
         num_keys_(model.cache.num_heads * model.cache.head_size),
-        rows_(rows.data()),
+        num_rows_(rows.size()),
+        rows_(rows),
         calls_(num_rows_),
         hidden_(sized(kept().hidden, model.width)),
         queries_(sized(kept().queries, num_queries_)),
@@ -58,7 +58,8 @@ template <typename T> class BlockForward {
       const LayerCall& call = model_.calls[model_.first_calls[block] + call_];
       const Layer<A>& layer = model_.layers[call.layer];
       project_heads(layer, normed(layer.attention_norm));
-      attend(layer, call);
+      attend(layer, call, call_ + 1 == num_calls);
+      if (!num_rows_) return;
       add(attended_, layer.o, num_queries_, layer.attention_post_norm);
       feed_forward(layer, call, normed(layer.mlp_norm));
       add(gate_, layer.down, model_.inner_width, layer.mlp_post_norm);
@@ -126,13 +127,13 @@ template <typename T> class BlockForward {
   }
 
   // Finish the heads, write keys and values into the cache, and attend.
-  void attend(const Layer<A>& layer, const LayerCall& call) {
+  void attend(const Layer<A>& layer, const LayerCall& call, bool is_last) {
     for (int64_t r = 0; r < num_rows_; ++r)
       calls_[r] = model_.calls[model_.first_calls[rows_[r].block] + call_].cache;
     const int64_t threads = model_.num_threads, heads = model_.num_heads;
     const A scale = call.scale ? static_cast<A>(call.scale) : 1 / std::sqrt(static_cast<A>(model_.cache.head_size));
-    const Attending<A> all{threads, heads, num_rows_, rows_, calls_.data(), call.window, scale, static_cast<A>(call.cap),
-                           queries_.data(), attended_.data()};
+    Attending<A> all{threads, heads, num_rows_, rows_.data(), calls_.data(), call.window, scale,
+                     static_cast<A>(call.cap), queries_.data(), attended_.data()};
     with_cached<A>(model_.cache, [&]<typename C>(C) {
       const Attention<A, C> attention(model_.cache, all);
       parallel(num_rows_, [&](int64_t begin, int64_t end) {
@@ -141,8 +142,23 @@ template <typename T> class BlockForward {
           attention.write(r, &keys_[r * num_keys_], &values_[r * num_keys_]);
         }
       });
+      if (is_last) drop_unread(), all.num_rows = num_rows_;
       attention.run();
     });
+  }
+
+  // Drop the rows whose states are not read: other rows need only their keys and values, which have been written.
+  void drop_unread() {
+    int64_t kept = 0;
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      if (!rows_[r].is_read) continue;
+      rows_[kept] = rows_[r], calls_[kept] = calls_[r];
+      std::copy_n(&hidden_[r * model_.width], model_.width, &hidden_[kept * model_.width]);
+      std::copy_n(&queries_[r * num_queries_], num_queries_, &queries_[kept * num_queries_]);
+      ++kept;
+    }
+    num_rows_ = kept;
+    hidden_.resize(kept * model_.width);
   }
 
   // Add biases, normalise and rotate the heads.
@@ -222,8 +238,9 @@ template <typename T> class BlockForward {
   }
 
   const Model<T> model_;
-  const int64_t num_rows_, num_queries_, num_keys_;
-  const Row* rows_;
+  const int64_t num_queries_, num_keys_;
+  int64_t num_rows_;
+  std::vector<Row> rows_;
   std::vector<int64_t> calls_;
   std::vector<A>&hidden_, &queries_, &attended_, &keys_, &values_, &gate_, &up_, &normed_;
   const int64_t tile_parts_;

@@ -74,8 +74,12 @@ template <typename T> class StepRun {
     return call_.is_tied && block ? std::min(run.stop, run.filled[block - 1]) : run.stop;
   }
 
+  // After the last block, only rows that draw or are scored are read.
   void add_rows(const Run& run, int64_t block, std::vector<Row>& rows) const {
-    for (int64_t t = run.filled[block]; t < stop_of(run, block); ++t) rows.push_back({t, &call_.seats[run.seat], block});
+    const int64_t drawn = std::min(run.first_verified, run.num_tokens - 1);
+    const int64_t first_read = block == model_.last() ? std::min(drawn, run.first_scored) : 0;
+    for (int64_t t = run.filled[block]; t < stop_of(run, block); ++t)
+      rows.push_back({t, &call_.seats[run.seat], block, t >= first_read});
   }
 
   // Mark the rows of a block as passed, and return the fronts among them.

@@ -18,7 +18,7 @@ from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.draw import ExitRule
 from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
+from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Rows, Run, Step
 from tests.engine.automaton import Automaton
 from tests.engine.device.native.calls import (
     ALL_ROWS,
@@ -164,6 +164,17 @@ def test_contexts_of_several_blocks_of_keys_equal_the_layers(instructions, windo
     assert_alike(carry(native, sequences, 250), carry(LayersBackend(model, caches[0]), plain_sequences, 250), 1e-10)
     for some, others in zip(native_rows_of(caches[1], sequences), rows_of(caches[0], plain_sequences), strict=True):
         torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
+def test_the_last_layer_leaves_out_rows_whose_states_are_not_read(instructions):
+    model = random_model([1, 2, 3])
+    cache = cache_of(model)
+    cache.states_NSD.fill_(torch.nan)
+    native = NativeBackend(model, cache, EngineConfig(max_sequences=2, instructions=instructions))
+    sequences = seat_sequences([([1, 2, 3], SamplingParams())], cache)
+    carry(native, sequences)
+    states = cache.states_NSD[:, cache.slots([Rows(sequences[0], range(3))])]
+    assert states.isnan().all(-1).tolist() == [[False] * 3, [False] * 3, [True, True, False]]
 
 
 @pytest.mark.parametrize("without", [[0], [0, 1]])
