@@ -34,7 +34,7 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import load_model
 from nvium_core.training.caveats import warnings
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import ORIGIN, TOKENS
 from nvium_core.training.errors import TrainingError
@@ -214,7 +214,7 @@ def unpack(runs: dict[str, TrainingRun], folder: Path) -> None:
 def compared(runs: dict[str, TrainingRun], plan: Plan) -> dict[str, Any]:
     """Evaluate both exported models on the validation text."""
     ours, twin = (load_model(str(runs[name].export()), plan.device) for name in (OURS, TWIN))
-    documents = read_documents(plan.validation)
+    documents = list(documents_of(plan.validation))
     figures = description(ours) | evaluate(ours.model, ours.tokenizer, documents)
     dense = twin_figures(twin, documents)
     steps = {name: run.step for name, run in runs.items()}

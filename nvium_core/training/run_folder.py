@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from nvium_core.training.data.tokenizer import save_tokenizer
+from nvium_core.training.data.tokens import save_tokenizer
 from nvium_core.training.errors import TrainingError
 
 

@@ -15,7 +15,7 @@ from nvium_core.bench.figures import Figures, write_json
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.suite import check_dense, description, twin_figures
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
@@ -85,7 +85,7 @@ def run_training(args: Namespace) -> None:
 
 
 def run_evaluation(args: Namespace) -> None:
-    documents = read_documents(args.data)
+    documents = list(documents_of(args.data))
     prompts = read_questions(args.questions, args.prompts) if args.questions else openings(documents)
     loaded, twin = load_model(args.model, "cpu", kind=CalmForCausalLM), load_model(args.twin, "cpu")
     points = evaluate_baseline(loaded, twin, documents, prompts, trials=args.trials)

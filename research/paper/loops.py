@@ -28,7 +28,7 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import load_model
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     use_processor("auto", args.threads)
     options = RunOptions(data=args.data, folder=args.folder)
     models = {(kind, seed): trained(kind, seed, options, args.changes) for seed, kind in product(args.seeds, KINDS)}
-    documents, first = read_documents(args.validation), {kind: models[kind, args.seeds[0]] for kind in KINDS}
+    documents, first = list(documents_of(args.validation)), {kind: models[kind, args.seeds[0]] for kind in KINDS}
     subjects = {kind: subject_of(load_model(str(folder), "cpu")) for kind, folder in first.items()}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
         sizes = {kind: alone.submit(memory, folder, TOKENS, args.threads).result() for kind, folder in first.items()}

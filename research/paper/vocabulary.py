@@ -22,7 +22,7 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
@@ -82,7 +82,7 @@ class Series:
         works: Sequence[str] | None = None,
     ) -> None:
         self.options, self.changes, self.done, self.works = options, changes, done, works
-        self.documents = read_documents(validation)
+        self.documents = list(documents_of(validation))
 
     def has(self, case: Case) -> bool:
         return any(case == case_of(figures) for figures in self.done)

@@ -27,9 +27,8 @@ from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.caveats import warnings
-from nvium_core.training.chat.conversations import user
-from nvium_core.training.chat.examples import prompt_tokens
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.conversations import prompt_tokens, user
+from nvium_core.training.data.corpus import documents_of
 from research.tales.filters import WORD, forms, halves, keeps_hero, keeps_pronoun, repeats_a_sentence, returns_to
 
 MATERIAL = Path(__file__).with_name("stories.yaml")
@@ -127,7 +126,7 @@ COUNTS: dict[str, Callable[[Story], bool]] = {
 @cache
 def trained_words() -> frozenset[str]:
     """Return the words of the tales, and the nouns that were put into them for training."""
-    texts = [*read_documents(TALES), *(file.read_text(encoding="utf-8") for file in NOUNS)]
+    texts = [*documents_of(TALES), *(file.read_text(encoding="utf-8") for file in NOUNS)]
     return frozenset(word.lower().removesuffix("'s") for text in texts for word in WORD.findall(text))
 
 

@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 
 
 def works_of(documents: Sequence[str], sources: Sequence[Mapping[str, str]]) -> list[str]:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with args.sources.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file, delimiter="\t") if row["split"] == args.split]
-    print("\n".join(works_of(read_documents(args.text), rows)))
+    print("\n".join(works_of(list(documents_of(args.text)), rows)))
 
 
 if __name__ == "__main__":

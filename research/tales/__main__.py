@@ -13,7 +13,7 @@ from torch import nn
 from nvium_core.errors import NviumError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from research.tales.ask import training_lines
 from research.tales.narrator import Narrator
 from research.tales.pack import pack_tales
@@ -72,11 +72,11 @@ def ask(
     """Write questions answered by tales, and tales alone. Short tales made from plots follow each tale."""
     lines = [
         json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
-        for line in training_lines(read_documents(tales), times, seed, short_tales=short_tales, new_names=new_names)
+        for line in training_lines(list(documents_of(tales)), times, seed, short_tales=short_tales, new_names=new_names)
     ]
     if other_text:
         num_characters = round(sum(map(len, lines)) * other_share / (1 - other_share))
-        pieces = pieces_of(read_documents(other_text), num_characters, seed)
+        pieces = pieces_of(list(documents_of(other_text)), num_characters, seed)
         lines += [json.dumps({"text": piece}) for piece in pieces]
         Random(seed).shuffle(lines)
     target.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

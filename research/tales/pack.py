@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nvium_core.errors import NviumError
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from research.tales.filters import Filter, Reason, simple_words
 from research.tales.narrator import Tale
 from research.tales.tell import read_shards, shard_file, shard_numbers, write_whole
@@ -65,7 +65,7 @@ def pack_tales(
     if missing := sorted(set(range(first, shards[-1])) - set(shards)):
         raise PackError(f"{shard_file(folder, missing[0])}: missing; shards must be packed in order")
     test = Filter(simple_words(read_text(words_from)))
-    for text in [*begun, *(text for other in unlike for text in read_documents(other))]:
+    for text in [*begun, *(text for other in unlike for text in documents_of(other))]:
         test.remember(text)
     kept, packed = filtered(read_shards(folder, shards), test, shards[-1])
     packed = packed.added_to(counted) if counted else packed
@@ -77,7 +77,7 @@ def pack_tales(
 
 def read_packed(file: Path) -> tuple[list[str], Packed]:
     """Read a packed text and its counts. Raise `PackError` if they do not match."""
-    documents = read_documents(file)
+    documents = list(documents_of(file))
     try:
         packed = Packed(**json.loads(counts_of(file).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

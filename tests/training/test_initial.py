@@ -6,8 +6,8 @@ import torch
 
 from nvium_core import NviumForCausalLM
 from nvium_core.errors import CheckpointError
-from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.tokens import prepare_documents
+from nvium_core.training.data.source import prepare_text
+from nvium_core.training.data.tokens import save_tokenizer, train_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model, with_initial_shape
 from nvium_core.training.recipes.catalogue import recipe_named
@@ -61,9 +61,9 @@ def test_the_tokenizer_is_the_recipes_or_the_initial_models_or_none(recipe, tmp_
 def test_text_is_tokenized_by_the_initial_models_tokenizer(recipe, tmp_path):
     save_tokenizer(train_tokenizer(["something else entirely"], VOCAB_SIZE, context=64), tmp_path)
     (tmp_path / "run").mkdir()
-    tokenizer, stream = prepare_documents(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")
+    tokenizer, stream = prepare_text(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")
     expected = given_tokenizer(recipe)
     assert expected and tokenizer.get_vocab() == expected.get_vocab()
     assert stream.tokens[0 : len(stream.tokens)].max() < VOCAB_SIZE
     with pytest.raises(TrainingError, match="tokenizer"):
-        prepare_documents(small_recipe(), tmp_path / "corpus.txt", tmp_path / "run")
+        prepare_text(small_recipe(), tmp_path / "corpus.txt", tmp_path / "run")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from nvium_core import NviumConfig, NviumForCausalLM
-from nvium_core.training.chat.conversations import assistant, user
+from nvium_core.training.data.conversations import assistant, user
 from nvium_core.training.train import train
 from tests.training.objective.test_loss import outcome_of
 from tests.training.small_runs import (

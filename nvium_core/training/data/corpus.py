@@ -11,10 +11,6 @@ from nvium_core.training.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 
 
-def read_documents(path: Path) -> list[str]:
-    return list(documents_of(path))
-
-
 def documents_of(path: Path) -> Iterator[str]:
     """Stream the non-empty documents of a file. Raise `DataError` if there are none or the file is damaged."""
     is_empty, document = True, list[str]()
@@ -34,14 +30,10 @@ def lines_of(path: Path) -> Iterator[str]:
     """Stream the lines of a file, plain or .xz. Raise `DataError` for a damaged file, or a line that is not UTF-8."""
     number = 0
     try:
-        with opened(path) as file:
+        with cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, line {number}: is not UTF-8 text ({error.reason})") from error
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb")

@@ -1,72 +1,98 @@
-"""A run's token stream. The run's folder stores it, with the tokenizer and a description of the source.
+"""Documents as one stream of tokens, and the byte-level BPE tokenizers that a run trains.
 
-Neither the text nor its tokens have to fit into memory.
+A stream has end-of-text before every document and at the end. Neither a text nor its tokens have to fit into memory.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
-from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.checkpoint import differences
-from nvium_core.training.data.corpus import documents_of
-from nvium_core.training.data.encoding import encoded, token_dtype
-from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.windows import PackedStream, Tokens
-from nvium_core.training.errors import DataError, TrainingError
-from nvium_core.training.initial import given_tokenizer
-from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import note
+from nvium_core.text.frame import set_frame
+from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.data.windows import Tokens
 
-TOKENS, ORIGIN = "tokens.npy", "text.json"
-MIN_BYTES_PER_TOKEN = 4  # of the context, if a tokenizer is trained; English has about as many
-MAX_TOKENIZER_CHARACTERS = 2**28  # a tokenizer is trained on about this many characters of a text
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22
+"""A batch is tokenized once it has this many documents or characters."""
 
 
-def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """Return the tokenizer and the token stream. If the folder has none, write them first."""
-    with same_text(recipe, data, folder):
-        if not ((folder / TOKENS).exists() and (folder / ORIGIN).exists()):
-            make_tokens(recipe, data, folder)
-    tokenizer = folder_tokenizer(folder / "tokenizer")
-    return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
+def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Return the tokens of some documents, with end-of-text before each."""
+    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    stream = [token for ids in encodings["input_ids"] for token in (tokenizer.eos_token_id, *ids)]
+    return np.array(stream, dtype=token_dtype(tokenizer))
 
 
-def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
-    tokens = np.concatenate(list(encoded(documents_of(data), tokenizer, recipe.validation_tokens)))
-    check_length(data, len(tokens), recipe.shape.context)
-    return PackedStream(tokens, tokenizer.eos_token_id)
+def token_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 
-def check_length(data: Path, num_tokens: int, context: int) -> None:
-    if num_tokens <= context:
-        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
-
-
-def check_size(data: Path, context: int) -> None:
-    """Raise `DataError` if a text is too short for training a tokenizer on it."""
-    min_bytes, num_bytes = MIN_BYTES_PER_TOKEN * context, 0
-    for document in documents_of(data):
-        num_bytes += len(document.encode())
-        if num_bytes >= min_bytes:
+def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
+    """Yield the stream in parts, up to `max_tokens`."""
+    end = np.array([tokenizer.eos_token_id], dtype=token_dtype(tokenizer))
+    for part in chain((encode(batch, tokenizer) for batch in batches(documents)), [end]):
+        yield part[:max_tokens]
+        max_tokens -= len(part)
+        if max_tokens <= 0:
             return
-    few = f"{num_bytes:,} bytes of text are too few for a context of {context:,} tokens"
-    raise DataError(f"{data}: {few}; at least {min_bytes:,} are needed")
 
 
-def make_tokens(recipe: Recipe, data: Path, folder: Path) -> None:
-    """Write the tokenizer, then as many tokens as the run reads, atomically."""
-    partial, max_tokens = folder / f"partial-{TOKENS}", recipe.total_tokens + 1
-    make_tokenizer(recipe, data, folder)
-    note(f"tokenizing {data}, up to {max_tokens:,} tokens")
-    num_tokens = write_tokens(documents_of(data), folder_tokenizer(folder / "tokenizer"), max_tokens, partial)
-    check_length(data, num_tokens, recipe.shape.context)
-    partial.replace(folder / TOKENS)
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    batch, num_characters = list[str](), 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document)
+        if len(batch) >= BATCH_DOCUMENTS or num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that encodes any text without loss. Every encoding starts with end-of-text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    set_frame(tokenizer, tokenizer.encode(END_OF_TEXT).ids, [])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write tokenizer.json, and tokenizer_config.json with the chat template. Any `AutoTokenizer` can load them."""
+    tokenizer.save_pretrained(folder)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "model_max_length": tokenizer.model_max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.chat_template:
+        config["chat_template"] = tokenizer.chat_template
+        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def write_tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, path: Path) -> int:
@@ -81,64 +107,3 @@ def write_tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, m
         file.seek(0)  # a header has room for any number
         np.lib.format.write_array_header_1_0(file, header | {"shape": (num_tokens,)})
     return num_tokens
-
-
-def make_tokenizer(recipe: Recipe, data: Path, folder: Path) -> None:
-    """Save the recipe's tokenizer. If the recipe has none, train a tokenizer on the text."""
-    shape, tokenizer = recipe.shape, given_tokenizer(recipe)
-    if tokenizer is None:
-        check_size(data, shape.context)
-        note(f"training a tokenizer of {shape.vocab_size:,} tokens")
-        documents = first_documents(documents_of(data), MAX_TOKENIZER_CHARACTERS)
-        tokenizer = train_tokenizer(documents, shape.vocab_size, shape.context)
-    save_tokenizer(tokenizer, folder / "tokenizer")
-
-
-def first_documents(documents: Iterable[str], max_characters: int) -> Iterator[str]:
-    for document in documents:
-        yield document
-        max_characters -= len(document)
-        if max_characters <= 0:
-            return
-
-
-def read_tokens(folder: Path) -> Tokens:
-    try:
-        tokens: Tokens = np.load(folder / TOKENS, mmap_mode="r")
-        return tokens
-    except (ValueError, EOFError) as error:
-        raise TrainingError(f"{folder / TOKENS}: damaged ({error}); delete it to tokenize the text again") from error
-
-
-@contextmanager
-def same_text(recipe: Recipe, data: Path, folder: Path) -> Iterator[None]:
-    """Describe everything that a run's tokens depend on, once they are made in this context.
-
-    Raise `TrainingError` if the folder's tokens were made from other data or with other settings.
-    """
-    path, shape = folder / ORIGIN, recipe.shape
-    origin = {
-        "data": text_digest(data),
-        "vocab_size": shape.vocab_size,
-        "context": shape.context,
-        "tokenizer": recipe.tokenizer or recipe.initial,
-    }
-    try:
-        others = differences(json.loads(path.read_text(encoding="utf-8")), origin) if path.exists() else set()
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: {error}; delete the folder's tokens to make them again") from error
-    if others:
-        names = ", ".join(sorted(others))
-        raise TrainingError(f"{folder}: the folder's tokens were made with another {names}; choose another --folder")
-    yield
-    if not path.exists():
-        path.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-
-
-def text_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error

@@ -1,13 +1,15 @@
-"""Batches of windows of a token stream.
+"""Batches of windows of training tokens: of a token stream, or of packed conversations.
 
-The batch of a step depends only on the stream and the seed, so a resumed run reads the same batches.
+The batch of a step depends only on the tokens and the seed, so a resumed run reads the same batches.
 
-Shapes: B windows, T tokens.
+Shapes: B windows, T tokens, F tensors of a `Batch`.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from nvium_core.model.llama import Attend, causal_attention, document_attention
 from nvium_core.model.plan import LayerCall
-from nvium_core.training.errors import TrainingError
+from nvium_core.training.data.conversations import Example
+from nvium_core.training.errors import DataError, TrainingError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """Token ids: uint16 if the vocabulary has at most 2¹⁶ tokens, else uint32."""
@@ -88,16 +91,6 @@ def flex_attention_by(documents_BT: Tensor) -> Attend:
     return attend
 
 
-class Windows(Protocol):
-    """An endless, randomly accessible sequence of windows."""
-
-    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Return `num_windows` consecutive windows, starting at window `first_window`."""
-
-    def num_windows(self, context: int) -> int:
-        """Return the number of windows per epoch."""
-
-
 @dataclass(frozen=True)
 class PackedStream:
     """Windows of a token stream, shuffled by a seed."""
@@ -138,3 +131,67 @@ def packed_batch(inputs: Tensor, targets: Tensor, end_token: int) -> Batch:
     index = torch.arange(inputs.shape[1]).expand_as(inputs)
     last_start = torch.where(starts, index, 0).cummax(dim=1).values
     return Batch(inputs, targets, index - last_start, starts.cumsum(dim=1), torch.ones_like(starts))
+
+
+class PackedConversations:
+    """Windows of examples, shuffled by a seed. Only answers count in the loss."""
+
+    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0) -> None:
+        self.examples, self.end_token, self.seed = examples, end_token, seed
+        self._num_rows = tuple(len(example) - 1 for example in examples)
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Return `num_windows` consecutive windows, starting at window `first_window` of an endless shuffled sequence.
+
+        Windows are padded with end-of-text tokens, which do not count in the loss. Raise `DataError` if an example is
+        longer than the context.
+        """
+        windows = packed(self._num_rows, context)
+        numbers = range(first_window, first_window + num_windows)
+        places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
+        window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
+        inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT = window_BFT.unbind(1)
+        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool())
+
+    def num_windows(self, context: int) -> int:
+        return len(packed(self._num_rows, context))
+
+    def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
+        """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is never an input."""
+        window_FT = np.full((5, context), self.end_token)
+        inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
+        positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
+        start = 0
+        for document, number in enumerate(numbers):
+            example = self.examples[number]
+            rows = slice(start, start := start + self._num_rows[number])
+            inputs_T[rows], targets_T[rows] = example.tokens[:-1], example.tokens[1:]
+            positions_T[rows], documents_T[rows] = np.arange(self._num_rows[number]), document
+            counted_T[rows] = example.is_answer[1:]
+        return window_FT
+
+
+@cache
+def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+    """Pack examples into windows by best-fit decreasing. Return, for each window, the indices of its examples.
+
+    Raise `DataError` if an example exceeds the context.
+    """
+    if max(num_rows) > context:
+        raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context} tokens")
+    windows = list[list[int]]()
+    rooms = list[tuple[int, int]]()  # (free rows, index of the window), sorted
+    for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):
+        place = bisect_left(rooms, (num_rows[number], 0))
+        if place < len(rooms):
+            room, window = rooms.pop(place)
+        else:
+            room, window = context, len(windows)
+            windows.append([])
+        windows[window].append(number)
+        insort(rooms, (room - num_rows[number], window))
+    return windows
+
+
+Windows = PackedStream | PackedConversations
+"""An endless, randomly accessible sequence of windows."""

@@ -19,9 +19,9 @@ from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.source import is_gguf
 from nvium_core.training.caveats import warnings
-from nvium_core.training.chat.examples import Example
-from nvium_core.training.chat.packing import PackedConversations
+from nvium_core.training.data.conversations import Example
 from nvium_core.training.data.tokens import text_digest
+from nvium_core.training.data.windows import PackedConversations
 from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.loop import fast_dtype
 from nvium_core.training.options import RetrofitSettings

@@ -17,7 +17,7 @@ from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.training.chat.conversations import Conversation, assistant, user
+from nvium_core.training.data.conversations import Conversation, assistant, user
 from nvium_core.training.errors import DataError
 
 MAX_SEQUENCES, MAX_ROUND = 64, 256

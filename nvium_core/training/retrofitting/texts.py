@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.chat.chat_data import chat_examples
-from nvium_core.training.chat.conversations import holds_conversations
-from nvium_core.training.chat.examples import Example
+from nvium_core.training.data.conversations import Example, holds_conversations
 from nvium_core.training.data.corpus import documents_of
-from nvium_core.training.data.encoding import encoded
+from nvium_core.training.data.source import chat_examples
+from nvium_core.training.data.tokens import encoded
 from nvium_core.training.errors import DataError
 
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.data.corpus import read_documents
+from nvium_core.training.data.corpus import documents_of
 from research.stories.corpus import main
 
 LONG = "The wheel turned all day long. " * 7 + "It stopped."
@@ -36,7 +36,7 @@ def test_a_split_is_rebuilt_and_differences_are_named(tmp_path: Path, capsys: py
     rows += ["Tales tales   valid 1 1", "Tales tales   train 1 1"]
     (tmp_path / "works.tsv").write_text("\n".join(rows).replace(" ", "\t"))
     main([str(tmp_path / "works.tsv"), str(tmp_path), "valid", str(tmp_path / "valid.txt.xz")])
-    assert sorted(read_documents(tmp_path / "valid.txt.xz")) == sorted(texts)
+    assert sorted(documents_of(tmp_path / "valid.txt.xz")) == sorted(texts)
     kite, corn, tales = capsys.readouterr().err.splitlines()
     assert (kite, corn) == (f"Kite: {len(texts[0])} characters, works.tsv has 9", "Corn: 2 documents, works.tsv has 3")
     assert tales == "Tales: left out, a collection with tales in several splits"

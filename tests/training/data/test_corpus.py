@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data import encoding
-from nvium_core.training.data.corpus import documents_of, read_documents
+from nvium_core.training.data import tokens
+from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import write_tokens
 from nvium_core.training.errors import DataError
@@ -23,7 +23,7 @@ FILES["text.txt.xz"] = lzma.compress(TEXT.encode())
 @pytest.mark.parametrize("name", FILES)
 def test_separator_lines_separate_documents(tmp_path, name):
     (tmp_path / name).write_bytes(FILES[name])
-    assert read_documents(tmp_path / name) == DOCUMENTS
+    assert list(documents_of(tmp_path / name)) == DOCUMENTS
 
 
 def test_an_unusable_file_is_named(tmp_path):
@@ -42,7 +42,7 @@ def test_an_unusable_file_is_named(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     for name in (*damaged, "nowhere.txt", "nowhere.xz", "folder.txt"):
         with pytest.raises(DataError, match=name):
-            read_documents(tmp_path / name)
+            list(documents_of(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["text.txt", "text.xz"])
@@ -51,18 +51,18 @@ def test_binary_data_are_named_by_file_and_line(tmp_path, name):
     (tmp_path / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
     line = 1000 * TEXT.count("\n") + 2
     with pytest.raises(DataError, match=rf"{name}, line {line}: is not UTF-8 text \(invalid start byte\)"):
-        read_documents(tmp_path / name)
+        list(documents_of(tmp_path / name))
 
 
 @pytest.mark.parametrize("total_tokens", [768, 10**6])
 def test_a_run_reads_the_first_tokens_of_its_text(tmp_path, monkeypatch, total_tokens):
-    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(tokens, "BATCH_DOCUMENTS", 3)
     recipe, folder, corpus = small_recipe(f"total_tokens={total_tokens}"), tmp_path / "run", tmp_path / "corpus.txt"
     folder.mkdir()
     small_corpus(corpus)
     tokenizer, stream = prepare_text(recipe, corpus, folder)
-    tokens = encoding.encode(read_documents(corpus), tokenizer)
-    expected = [*tokens, tokenizer.eos_token_id][: total_tokens + 1]
+    whole = tokens.encode(list(documents_of(corpus)), tokenizer)
+    expected = [*whole, tokenizer.eos_token_id][: total_tokens + 1]
     for found in (stream, prepare_text(recipe, corpus, folder)[1]):
         assert np.array_equal(found.tokens, expected)
     assert {path.name for path in folder.iterdir()} == {"tokenizer", "tokens.npy", "text.json"}
@@ -81,7 +81,7 @@ class OneTokenAWord:
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 2**16)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 2**16)
     peaks = [peak_bytes(tmp_path / f"{megabytes}.txt", megabytes) for megabytes in (1, 6)]
     assert peaks[1] < 1.2 * peaks[0] + 2**18 < 3e6
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from nvium_core.training.chat.conversations import assistant, read_conversations, user
+from nvium_core.training.data.conversations import assistant, read_conversations, user
 from nvium_core.training.errors import DataError
 from nvium_core.training.retrofitting import self_talk
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk

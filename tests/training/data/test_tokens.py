@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data.corpus import END_OF_TEXT
-from nvium_core.training.data.encoding import encoded
-from nvium_core.training.data.tokenizer import train_tokenizer
+from nvium_core.training.data.tokens import encoded, train_tokenizer
 from tests.training.small_runs import WORDS
 
 VOCAB_SIZE = 290

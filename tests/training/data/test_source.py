@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.chat.chat_data import chat_examples, prepare_conversations, validation_conversations
-from nvium_core.training.chat.conversations import assistant, user
+from nvium_core.training.data.conversations import assistant, user
 from nvium_core.training.data.corpus import END_OF_TEXT
-from nvium_core.training.data.tokenizer import save_tokenizer
+from nvium_core.training.data.source import chat_examples, prepare_text, validation_text
+from nvium_core.training.data.tokens import save_tokenizer
 from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
@@ -59,19 +59,19 @@ ANSWERS = [f"{one} {other}" for one in WORDS for other in ("cat ran", "dog sat",
 
 def test_a_run_needs_a_tokenizer_and_does_not_resume_with_other_conversations(recipe, tmp_path):
     data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
-    _, first = prepare_conversations(recipe, data, tmp_path)
-    _, second = prepare_conversations(recipe, data, tmp_path)
+    _, first = prepare_text(recipe, data, tmp_path)
+    _, second = prepare_text(recipe, data, tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(first.examples, second.examples, strict=True))
     chat_file(data, "the cat ran")
     with pytest.raises(TrainingError, match="data"):
-        prepare_conversations(recipe, data, tmp_path)
+        prepare_text(recipe, data, tmp_path)
     with pytest.raises(TrainingError, match="pass --set initial=MODEL or tokenizer=NAME"):
-        prepare_conversations(replace(recipe, initial=None), data, tmp_path)
+        prepare_text(replace(recipe, initial=None), data, tmp_path)
 
 
 def test_validation_reads_the_first_conversations_that_fit(recipe, tokenizer, tmp_path):
     give_chat_template(tokenizer)
     data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
-    few = validation_conversations(replace(recipe, validation_tokens=60), data, tokenizer).examples
+    few = validation_text(replace(recipe, validation_tokens=60), data, tokenizer).examples
     assert 1 < len(few) < len(ANSWERS) and sum(map(len, few)) <= 60
-    assert len(validation_conversations(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1
+    assert len(validation_text(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1

@@ -1,1 +1,0 @@
-"""Conversations as training data: reading, tokenizing and packing them."""
