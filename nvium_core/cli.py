@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import generating, measuring, serving, training
+from nvium_core.commands import measuring, running, training
 from nvium_core.errors import NviumError, rephrase
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt
@@ -21,9 +21,9 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(rich_markup_mode=None)
 
 COMMANDS = (
-    serving.serve,
-    generating.generate,
-    generating.chat,
+    running.serve,
+    running.generate,
+    running.chat,
     training.train,
     training.plot,
     training.recipes,
@@ -38,7 +38,8 @@ for command in COMMANDS:
 
 def main() -> None:
     open_missing_streams()
-    log_in_words()
+    logging.basicConfig(format="%(message)s")  # the engine's log on stderr; `nvium serve` configures its own
+    logging.getLogger("nvium_core").setLevel(logging.INFO)
     command = "".join(sys.argv[1:2])
     if command in ("train", "retrofit", "evaluate"):
         spin_briefly()
@@ -67,12 +68,6 @@ def open_missing_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
-
-
-def log_in_words() -> None:
-    """Write the engine's log lines to stderr, without levels or times. `nvium serve` configures its own log."""
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("nvium_core").setLevel(logging.INFO)
 
 
 def spin_briefly() -> None:

@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from os import PathLike
 from pathlib import Path
@@ -43,29 +42,11 @@ COMPANIONS = (
 )
 """Files that are copied unchanged, if they exist."""
 
+HINT = f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
+
 
 class ConversionError(NviumError):
     """The target cannot be written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """The result of a conversion. `str()` of it is a one-line summary."""
-
-    folder: Path
-    config: NviumConfig
-    num_parameters: int
-    dtype: torch.dtype
-    has_tokenizer: bool
-
-    def __str__(self) -> str:
-        num_exits, num_loops = self.config.num_exits, self.config.num_loops
-        dense = f"a univium ({num_loops} loops)" if num_loops > 1 else "a univium (dense)"
-        kind = f"a {num_exits}-vium, exits after {', '.join(self.config.exit_places)}" if num_exits > 1 else dense
-        numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
-        megabytes = self.num_parameters * self.dtype.itemsize / 1e6
-        hint = "" if self.has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
-        return f"{self.folder}: {kind}, {numbers}, {megabytes:,.1f} MB{hint}"
 
 
 def convert(
@@ -75,8 +56,8 @@ def convert(
     *,
     exits: str | PathLike[str] | None = None,
     max_shard_bytes: int = 5_000_000_000,
-) -> Conversion:
-    """Write the model `source` to the folder `target`.
+) -> str:
+    """Write the model `source` to the folder `target`. Return a one-line summary.
 
     source: a folder, Hub name or GGUF file.
     dtype: auto keeps the stored precision. If tensors have different precisions, auto is the widest of them.
@@ -89,7 +70,9 @@ def convert(
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     checkpoint, model = read_checked(Nvium, source, None, exits)
     has_tokenizer = is_gguf(checkpoint.folder) or (checkpoint.folder / TOKENIZER_FILE).exists()
-    check_companions(checkpoint.folder)
+    for file in companions(checkpoint.folder):
+        if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
+            raise CheckpointError(f"{file}: not a JSON object")
     if has_tokenizer:
         load_tokenizer(checkpoint.folder, model)
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
@@ -101,14 +84,16 @@ def convert(
             gguf_file_tokenizer(checkpoint.folder).save_pretrained(folder)
         for file in companions(checkpoint.folder):
             shutil.copyfile(file, folder / file.name)
+    return f"{target}: {summary(checkpoint, precision)}{'' if has_tokenizer else HINT}"
+
+
+def summary(checkpoint: Checkpoint, precision: torch.dtype) -> str:
+    config, num_exits, num_loops = checkpoint.config, checkpoint.config.num_exits, checkpoint.config.num_loops
     num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
-    return Conversion(
-        folder=Path(target),
-        config=checkpoint.config,
-        num_parameters=num_parameters,
-        dtype=precision,
-        has_tokenizer=has_tokenizer,
-    )
+    dense = f"a univium ({num_loops} loops)" if num_loops > 1 else "a univium (dense)"
+    kind = f"a {num_exits}-vium, exits after {', '.join(config.exit_places)}" if num_exits > 1 else dense
+    numbers = f"{num_parameters:,} parameters in {str(precision).removeprefix('torch.')}"
+    return f"{kind}, {numbers}, {num_parameters * precision.itemsize / 1e6:,.1f} MB"
 
 
 def checked_target(target: Path) -> Path:
@@ -118,13 +103,6 @@ def checked_target(target: Path) -> Path:
     if target.exists() and any(target.iterdir()):
         raise ConversionError(f"{target}: is not empty; choose another folder")
     return target.resolve()
-
-
-def check_companions(folder: Path) -> None:
-    """Raise `CheckpointError` for a damaged file."""
-    for file in companions(folder):
-        if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):
-            raise CheckpointError(f"{file}: not a JSON object")
 
 
 def companions(folder: Path) -> list[Path]:

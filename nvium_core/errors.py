@@ -11,6 +11,14 @@ class CheckpointError(NviumError, ValueError):
     """A model cannot be loaded. The message names the file, field or tensor."""
 
 
+class DataError(NviumError, ValueError):
+    """Training text or conversations are unusable."""
+
+
+class TrainingError(NviumError, RuntimeError):
+    """Settings, data or a state with which training cannot start or continue. The last checkpoint is intact."""
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or repr(error)
 

@@ -233,16 +233,13 @@ class LLM:
                     yield from request.taken()
                 if all(request.is_done for request in requests) or not self.engine.has_work:
                     return
-                self._step()
+                for event in self.engine.step():
+                    if event.request_id in self._running:
+                        self._receive(event, self._running[event.request_id])
         finally:
             for request in requests:
                 self.engine.cancel(request.name)
                 self._running.pop(request.name, None)
-
-    def _step(self) -> None:
-        for event in self.engine.step():
-            if event.request_id in self._running:
-                self._receive(event, self._running[event.request_id])
 
     def _receive(self, event: Event, request: _Request) -> None:
         answer = request.answers[event.choice - request.params.choice]

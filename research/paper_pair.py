@@ -29,16 +29,14 @@ import torch
 
 from nvium_core.bench.figures import write_json
 from nvium_core.choices import Device
+from nvium_core.errors import TrainingError
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description, twin_figures
 from nvium_core.loading import load_model
 from nvium_core.training.caveats import warnings
-from nvium_core.training.data.corpus import documents_of
-from nvium_core.training.data.source import prepare_text
-from nvium_core.training.data.tokens import ORIGIN, TOKENS
-from nvium_core.training.errors import TrainingError
-from nvium_core.training.objective.beta import speed_up
+from nvium_core.training.data.source import ORIGIN, TOKENS, prepare_text
+from nvium_core.training.data.texts import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
@@ -169,7 +167,6 @@ def tokens_in_time(run: TrainingRun, max_steps: int, seconds_per_step: float, se
 def set_total(runs: dict[str, TrainingRun], total_tokens: int) -> None:
     for run in runs.values():
         run.recipe = replace(run.recipe, total_tokens=total_tokens)
-        run.beta.speed_up = speed_up(run.num_steps)
 
 
 def known_total(folder: Path) -> int | None:
@@ -196,7 +193,7 @@ def pack(runs: dict[str, TrainingRun], folder: Path) -> None:
 
 def packed(run: TrainingRun) -> dict[str, Any]:
     weights = {name: weight.to("cpu", torch.bfloat16) for name, weight in run.model.state_dict().items()}
-    return {"model": weights, "step": run.step, "beta": run.beta.state()}
+    return {"model": weights, "step": run.step, "beta": {**vars(run.beta)}}
 
 
 def unpack(runs: dict[str, TrainingRun], folder: Path) -> None:
@@ -208,7 +205,7 @@ def unpack(runs: dict[str, TrainingRun], folder: Path) -> None:
     for name, run in runs.items():
         run.model.load_state_dict(state[name]["model"])
         run.step = state[name]["step"]
-        run.beta.restore(state[name]["beta"])
+        vars(run.beta).update(state[name]["beta"])
 
 
 def compared(runs: dict[str, TrainingRun], plan: Plan) -> dict[str, Any]:

@@ -63,12 +63,12 @@ COMMANDS = (f"{CORE}.cli", f"{CORE}.commands")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
 TORCH_FREE = (SCHEDULE, f"{CORE}.options", *ASKED_AND_TOLD)
 """Scheduling and the engine's interface; only `engine.device` computes with tensors."""
-READS_ENVIRONMENT = {"server.settings", f"{CORE}.bench.contenders.llama_library"}
+READS_ENVIRONMENT = {"server.settings", f"{CORE}.bench.contenders.llama_cpp"}
 """The settings, and a benchmark that reads a variable of another package."""
 MAX_FILE_LINES = 400
 
 FORBIDDEN_IMPORTS = [
-    ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective.loss"),
+    ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective"),
     ("nvium_core.engine.device.x", "from nvium_core.engine.schedule import scheduler"),
     ("nvium_core.engine.x", "from pydantic import BaseModel"),
     ("server.x", "from nvium_core.engine.engine import Engine"),

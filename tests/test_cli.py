@@ -118,5 +118,5 @@ def test_running_out_of_memory_is_one_line(nvium, monkeypatch, model_folder):
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("nvium_core.commands.generating.language_model", exhausted)
+    monkeypatch.setattr("nvium_core.commands.running.language_model", exhausted)
     assert "not enough memory" in nvium.refuses("generate", model_folder)

@@ -50,7 +50,8 @@ def test_a_converted_model_has_the_weights_logits_exits_and_tokens_of_the_source
     before = NviumForCausalLM.from_pretrained(source, dtype=DTYPES.get(dtype, "auto"))
     for kind in (NviumForCausalLM, AutoModelForCausalLM):
         after = kind.from_pretrained(tmp_path / "target")
-        assert isinstance(after, NviumForCausalLM) and after.dtype == before.dtype == written.dtype
+        assert isinstance(after, NviumForCausalLM) and after.dtype == before.dtype
+        assert f" in {str(before.dtype).removeprefix('torch.')}, " in written
         assert after.config.exit_layers == before.config.exit_layers
         weights = after.state_dict()
         assert weights.keys() == before.state_dict().keys()
@@ -72,7 +73,7 @@ def test_a_large_model_is_sharded(source, tmp_path):
 def test_the_widest_of_several_precisions_is_kept(tmp_path):
     source = hugging_face_folder(tmp_path / "source")
     edit_tensors(source, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].bfloat16()}))
-    assert convert(source, tmp_path / "target").dtype == torch.float32
+    assert " in float32, " in convert(source, tmp_path / "target")
 
 
 def test_companion_files_are_copied_unchanged(tmp_path):

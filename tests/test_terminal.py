@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.control import strip_control_codes as shown
 
 from nvium_core import LLM
-from nvium_core.commands.generating import typed_line
+from nvium_core.commands.running import typed_line
 from nvium_core.terminal import EXIT_COLOURS, Lines, Terminal, continue_text, converse
 from tests.byte_model import load_byte_model
 

@@ -11,14 +11,11 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import ContenderFailed, Generation, Workload
-from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup
-from nvium_core.bench.figures import Figures
+from nvium_core.bench.contenders.contender import ContenderFailed, Generation, Workload, states
+from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup, workloads
+from nvium_core.bench.figures import BUFFER_BYTES, Figures, machine
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
-from nvium_core.bench.interference import states
-from nvium_core.bench.machine import BUFFER_BYTES, machine
-from nvium_core.bench.twin import num_parameters
+from nvium_core.bench.shapes import num_parameters
 
 
 def measure(
@@ -38,15 +35,15 @@ def measure(
     against: names of the optional contenders.
     seconds: time limit of all turns. Slow contenders run fewer turns.
     """
-    workloads = own.workloads(subject, sequences, tokens)
+    generating = workloads(subject, sequences, tokens)
     lengths = [length for length in prompts if length < subject.context]
     reading = [Workload(prompt=(subject.prompt * n)[:n], num_sequences=1, num_tokens=1) for n in lengths]
-    share = seconds / (len(workloads) + len(reading))
+    share = seconds / (len(generating) + len(reading))
     with lineup(subject, against) as chosen:
         rows = [
             {"sequences": each.num_sequences}
             | compare(chosen, each, count(each.num_sequences, "sequence"), repeats, share)
-            for each in workloads
+            for each in generating
         ]
         read = [
             {"tokens": len(each.prompt)} | compare(chosen, each, f"prompt of {len(each.prompt)}", repeats, share)
@@ -69,34 +66,27 @@ def measure(
 
 
 def compare(chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float) -> Figures:
-    """Return the share of each exit, each contender's `summary`, and the ratios of our speed to each peer's."""
-    turns = measure_contenders(chosen, workload, label, repeats, seconds)
-    ours = turns.get(OURS, turns[BASELINE])
-    shown = {
-        name: summary(taken, workload) | ratio("ours_over", rates(ours), rates(taken)) for name, taken in turns.items()
-    }
-    routing = shares(ours, chosen.subject.model.config.num_exits)
-    return {"routing": routing, "contenders": shown, **ratios_to_peers(shown)}
+    """Return the share of each exit, each contender's `summary`, and the ratios of our speed to each peer's.
 
-
-def measure_contenders(
-    chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float
-) -> dict[str, list[Generation]]:
-    """Measure all contenders. Raise `ContenderFailed` if one generates a wrong number of tokens."""
+    Raise `ContenderFailed` if a contender generates a wrong number of tokens.
+    """
     with chosen.ready(workload) as contenders:
         turns = interleaved(contenders, repeats, label, seconds)
     expected = [workload.num_tokens] * workload.num_sequences
     for name, taken in turns.items():
         if any([*map(len, turn.token_ids)] != expected for turn in taken):
             raise ContenderFailed(f"{name} did not generate {workload.num_tokens} tokens for every sequence")
-    return turns
-
-
-def ratios_to_peers(contenders: Mapping[str, Figures]) -> Figures:
-    """Return the ratios of ours to each peer's fastest variant: by kind of figure, then by peer."""
-    best = best_variants(contenders)
-    kinds = "ours_over", "ours_over_quartiles", "ours_over_turns"
-    return {kind: {peer: contenders[name][kind] for peer, name in best.items()} for kind in kinds}
+    ours = turns.get(OURS, turns[BASELINE])
+    shown = {
+        name: summary(taken, workload) | ratio("ours_over", rates(ours), rates(taken)) for name, taken in turns.items()
+    }
+    best = best_variants(shown)
+    ratios = {
+        kind: {peer: shown[name][kind] for peer, name in best.items()}
+        for kind in ("ours_over", "ours_over_quartiles", "ours_over_turns")
+    }
+    routing = shares(ours, chosen.subject.model.config.num_exits)
+    return {"routing": routing, "contenders": shown, **ratios}
 
 
 def rates(turns: Sequence[Generation]) -> list[float]:
@@ -120,6 +110,7 @@ def summary(turns: Sequence[Generation], workload: Workload) -> Figures:
 
 
 def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
+    """Return the fastest variant of each peer."""
     by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
     return {name.partition("/")[0]: name for name in by_speed}
 

@@ -6,9 +6,8 @@ from operator import itemgetter
 
 from rich.table import Table
 
-from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Workload
-from nvium_core.bench.contenders.lineup import OURS
+from nvium_core.bench.contenders.lineup import OURS, contender, engine_for, workloads
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import Subject, count
 from nvium_core.engine.device.native.backend import NativeBackend
@@ -19,9 +18,9 @@ from nvium_core.engine.sampling_params import SamplingParams
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
     """Measure the time per token by part, at each number of sequences, in the fastest of `repeats` runs."""
     rows = []
-    for workload in own.workloads(subject, sequences, tokens):
-        engine = own.engine_for(subject.model, workload)
-        own.contender(engine, workload, OURS)(0)
+    for workload in workloads(subject, sequences, tokens):
+        engine = engine_for(subject.model, workload)
+        contender(engine, workload, OURS)(0)
         fastest = min((by_part(engine, workload, turn) for turn in range(repeats)), key=itemgetter("token_us"))
         rows.append({"sequences": workload.num_sequences, **fastest})
     return {"tokens": tokens, "rows": rows}

@@ -1,14 +1,17 @@
 """`nvium bench` and `nvium evaluate`."""
 
+import inspect
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from nvium_core.bench import experiments
-from nvium_core.bench.experiments import Experiment
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.options import ModelOptions
+
+Experiment = Literal["peers", "schedules", "profile"]
+"""Modules of `nvium_core.bench` with `measure(subject, …)`, whose keywords are options, and `table(figures)`."""
 
 
 @takes(ModelOptions)
@@ -38,8 +41,10 @@ def bench(
     from rich.console import Console
 
     from nvium_core.bench import harness
-    from nvium_core.bench.figures import write_json
+    from nvium_core.bench.figures import check_place, write_json
     from nvium_core.engine.device.processor import use_processor
+    from nvium_core.engine.validation import require
+    from nvium_core.training.caveats import warnings
 
     numbers = {"tokens": tokens, "repeats": repeats, "seconds": seconds}
     arguments: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
@@ -47,13 +52,25 @@ def bench(
         arguments["sequences"] = harness.counts(sequences, "sequences")
     if against is not None:
         arguments["against"] = tuple(against.split(","))
-    module = experiments.checked(experiment, arguments, json_file)
+    module = import_module(f"nvium_core.bench.{experiment}")
+    known = inspect.signature(module.measure).parameters
+    for option, value in arguments.items():
+        require(option in known, option, f"not an option of the experiment {experiment}")
+        require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
+        require(not isinstance(value, float) or value > 0, option, f"must be above 0, got {value}")
+    check_place(json_file)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     loading = options.device, options.dtype, options.weights, options.exits
     subject = harness.load_subject(model, shape, routing, loops, *loading)
     figures = {"experiment": experiment, **subject.as_dict(), **module.measure(subject, **arguments)}
-    experiments.show(figures, module.table(figures), Console())
+    table = module.table(figures)
+    remarks, table.title, table.caption = [*warnings(figures), table.caption or ""], figures["model"], None
+    for column in table.columns:
+        column.overflow = "fold"
+    for remark in filter(None, remarks):
+        Console().print(remark, soft_wrap=True, markup=False, highlight=False)
+    Console().print(table)
     if json_file:
         write_json(figures, json_file)
 
@@ -76,8 +93,8 @@ def evaluate(
     from nvium_core.bench.figures import check_place, write_json
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
-    from nvium_core.evaluation.report import report
-    from nvium_core.training.data.corpus import documents_of
+    from nvium_core.evaluation.suite import report
+    from nvium_core.training.data.texts import documents_of
 
     check_place(json_file)
     asked = suite.parse_thresholds(thresholds)

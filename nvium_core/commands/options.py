@@ -1,18 +1,15 @@
-"""Turns the fields of a dataclass into options of a command. Prints tables."""
+"""Turns the fields of a dataclass into options of a command."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_origin, get_type_hints
+from typing import Annotated, Any, Optional, get_origin, get_type_hints
 
 import typer
 from typing_extensions import Doc
 
 from nvium_core.choices import Device
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Command = Callable[..., None]
 
@@ -47,23 +44,20 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
+def declared_options(declaration: Any, names: tuple[str, ...]) -> dict[str, inspect.Parameter]:
     """Return a parameter of the command for each field. The default None means that the option is not set."""
     types, marked = get_type_hints(declaration), get_type_hints(declaration, include_extras=True)
-    declared = {
-        field.name: field.default
-        for field in fields(declaration)
-        if (field.name in names or not names) and get_origin(marked[field.name]) is Annotated
-    }
-    return {name: parameter(name, types[name], marked[name], declared[name]) for name in declared}
-
-
-def parameter(name: str, kind: Any, hint: Any, default: object) -> inspect.Parameter:
-    doc = next(mark.documentation for mark in hint.__metadata__ if isinstance(mark, Doc))
-    is_list = get_origin(kind) is tuple
-    option = typer.Option(help=f"{doc.removesuffix('.')}{shown(default)}.", metavar="<str,…>" if is_list else None)
-    annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (not a literal type)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    declared = dict[str, inspect.Parameter]()
+    for field in fields(declaration):
+        name, kind, hint = field.name, types[field.name], marked[field.name]
+        if get_origin(hint) is not Annotated or (names and name not in names):
+            continue
+        doc = next(mark.documentation for mark in hint.__metadata__ if isinstance(mark, Doc)).removesuffix(".")
+        is_list = get_origin(kind) is tuple
+        option = typer.Option(help=f"{doc}{shown(field.default)}.", metavar="<str,…>" if is_list else None)
+        annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (not a literal type)
+        declared[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return declared
 
 
 def shown(default: object) -> str:
@@ -73,9 +67,3 @@ def shown(default: object) -> str:
     if isinstance(default, bool):
         return f" [{'on' if default else 'off'}]"
     return f" [{default:,}]" if isinstance(default, int) and default > 9999 else f" [{default}]"
-
-
-def show(table: "Table") -> None:
-    from rich.console import Console
-
-    Console().print(table)

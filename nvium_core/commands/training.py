@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nvium_core.choices import Precision
-from nvium_core.commands.options import DeviceOption, show, takes
+from nvium_core.commands.options import DeviceOption, takes
 from nvium_core.training.options import RetrofitSettings, RunOptions
 
 
@@ -29,17 +29,19 @@ def train(
     **given: Any,
 ) -> None:
     """Train a model. An interrupted run continues from its last checkpoint."""
+    from rich.console import Console
+
     from nvium_core.loading import resolve_device
     from nvium_core.training.recipes.catalogue import recipe_named
-    from nvium_core.training.seeds import train_seeds
     from nvium_core.training.train import train as run
+    from nvium_core.training.train import train_seeds
 
     options = RunOptions(
         data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile, **given
     )
     if seeds:
         recipes = {seed: recipe_named(recipe, [*settings, f"seed={seed}"]) for seed in parsed_seeds(seeds)}
-        show(train_seeds(recipes, options))
+        Console().print(train_seeds(recipes, options))
     else:
         print(f"Model written to {run(recipe_named(recipe, settings), options)}")
 
@@ -59,7 +61,7 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="File to write, such as run.png [RUN/log.svg].")] = None,
 ) -> None:
     """Draw a run's log: losses, exit shares and mean depth. Requires nvium[research]."""
-    from nvium_core.training.plot import plot as draw
+    from nvium_core.training.loggers import plot as draw
 
     file = out or run / "log.svg"
     draw(run, file)
@@ -68,9 +70,11 @@ def plot(
 
 def recipes() -> None:
     """List the recipes of `nvium train` with parameters, training tokens, shape and exits."""
+    from rich.console import Console
+
     from nvium_core.training.recipes import catalogue
 
-    show(catalogue.table())
+    Console().print(catalogue.table())
 
 
 def convert(
@@ -97,13 +101,15 @@ def retrofit(
     **given: Any,
 ) -> None:
     """Train exits for a model and write them to a separate file. The model's weights do not change."""
+    from rich.console import Console
+
     from nvium_core.loading import source_tokenizer
     from nvium_core.training.retrofitting.retrofit import retrofit as run
     from nvium_core.training.retrofitting.table import table
 
     settings = RetrofitSettings(source=base, target=target, **given)
     for kind, measured in run(settings, source_tokenizer(base)).items():
-        show(table(measured, kind))
+        Console().print(table(measured, kind))
     print(f"Exits written to {target}. Use them with --exits: `nvium chat {base} --exits {target}`, or `nvium serve`.")
     print("By default, outputs follow the base model's distribution. `--sampling exits` lets tokens exit early, at the")
     print("cost in the table. `nvium convert` with --exits merges base and exits into one folder.")

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.errors import TrainingError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.text.chat_template import CHAT_TEMPLATE
 from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes.recipe import CONFIG_FIELDS, ModelShape, Recipe, RecipeError
-from nvium_core.training.recipes.twins import RUN
+from nvium_core.training.recipes.recipe import CONFIG_FIELDS, RUN, ModelShape, Recipe, RecipeError
 
 
 def with_initial_shape(recipe: Recipe) -> Recipe:

@@ -4,6 +4,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence, Set
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nvium_core.training.checkpoint import STATE, State, differences, read_state, restore, state_of, write_state
+from nvium_core.errors import TrainingError
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.errors import TrainingError
-from nvium_core.training.loggers import KINDS, Logger, Report, RunLog
-from nvium_core.training.objective.beta import BetaControl
-from nvium_core.training.objective.loss import ObjectiveResult, Phase
+from nvium_core.training.loggers import KINDS, Report, RunLog
+from nvium_core.training.objective import ObjectiveResult, Phase
+from nvium_core.training.optimizer import BetaControl
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.run_folder import STATE, State, differences, read_state, restore, write_state
 
 SAVE_SECONDS = 300
 
@@ -67,9 +68,9 @@ class TrainingLoop(ABC):
         """Train to the end, yielding a report after every step."""
         started = time.monotonic() - self.seconds
         self.begin()
-        kinds = RunLog, *(KINDS[name] for name in self.loggers)
-        logs: list[Logger] = [kind(self.folder, self.step) for kind in kinds]
-        try:
+        with ExitStack() as stack:
+            kinds = RunLog, *(KINDS[name] for name in self.loggers)
+            logs = [stack.enter_context(closing(kind(self.folder, self.step))) for kind in kinds]
             for step in range(self.step, self.num_steps):
                 report = self.train_step(self.batches_of(step)) | self.evaluation()
                 self.seconds = time.monotonic() - started
@@ -79,9 +80,6 @@ class TrainingLoop(ABC):
                 if self.is_checkpoint_due:
                     self.save()
                 yield report
-        finally:
-            for log in logs:
-                log.close()
         self.save()
 
     @abstractmethod
@@ -117,31 +115,30 @@ class TrainingLoop(ABC):
 
     def train_step(self, batches: Sequence[Batch]) -> Report:
         """Take one optimiser step. Gradients are accumulated over the batches."""
-        started, phase = time.monotonic(), self.phase()
-        _, beta = self.loss_weights()
-        metrics = self.read(self.accumulate(batches, phase), self.clip())
+        started, phase, rate = time.monotonic(), self.phase(), self.recipe.learning_rate
+        metrics = self.read(self.accumulate(batches, phase) | {"beta": phase.beta})
         self.update()
         if "mean_depth" in metrics and not self.recipe.router_warmup.active(phase.step, self.num_steps):
-            self.beta.observe_depth(metrics["mean_depth"])
+            self.beta.observe_depth(metrics["mean_depth"], self.num_steps)
         return {
             "step": self.step,
             **{name: rounded(value) for name, value in metrics.items()},
-            "beta": rounded(beta),
-            "learning_rate": self.learning_rate,
+            "learning_rate": rate.maximum * rate.share_at(self.progress),  # except that of Muon
             "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
 
     def phase(self) -> Phase:
-        alpha, beta = (torch.tensor(weight, device=self.device) for weight in self.loss_weights())
+        """Return this step's phase. During the router warm-up β is 0, and afterwards α is 0."""
+        warmup = self.recipe.router_warmup
+        weights = (warmup.alpha, 0.0) if warmup.active(self.step, self.num_steps) else (0.0, self.beta.beta)
+        alpha, beta = (torch.tensor(weight, device=self.device) for weight in weights)
         return Phase(self.step, self.progress, alpha, beta)
 
-    def loss_weights(self) -> tuple[float, float]:
-        """Return α and β of this step: only α during the router warm-up, and only β afterwards."""
-        warmup = self.recipe.router_warmup
-        return (warmup.alpha, 0.0) if warmup.active(self.step, self.num_steps) else (0.0, self.beta.beta)
-
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """Accumulate gradients batch by batch. Return metrics, as means over all tokens."""
+        """Accumulate gradients batch by batch, and clip them.
+
+        Return metrics, as means over all tokens, and the sum of the groups' norms before clipping.
+        """
         counts = [batch.counted.sum().to(self.device, non_blocking=True) for batch in batches]
         num_counted = torch.stack(counts).sum().clamp_min(1)
         metrics: dict[str, Tensor] = {}
@@ -152,35 +149,21 @@ class TrainingLoop(ABC):
             (share * result.loss).backward()
             for name, value in {"loss": result.loss.detach(), **result.metrics}.items():
                 metrics[name] = metrics.get(name, 0) + share * value
-        return metrics
+        norms = [nn.utils.clip_grad_norm_(group, self.recipe.optimizer.clip_norm) for group in self.clipped]
+        return metrics | {"gradient_norm": torch.stack(norms).sum()}
 
     def autocast(self) -> torch.autocast:
         enabled = self.autocast_dtype is not torch.float32
         return torch.autocast(self.device.type, self.autocast_dtype, enabled=enabled)
 
-    def clip(self) -> Tensor:
-        """Clip the gradients. Return the sum of the groups' norms before clipping."""
-        norms = [nn.utils.clip_grad_norm_(group, self.recipe.optimizer.clip_norm) for group in self.clipped]
-        return torch.stack(norms).sum()
-
-    def read(self, metrics: dict[str, Tensor], norm: Tensor) -> dict[str, Any]:
-        """Copy the metrics and the norm of the gradients to the host at once.
-
-        Raise `TrainingError` if the loss or the norm is not finite.
-        """
-        values, found = {**metrics, "gradient_norm": norm}, dict[str, Any]()
-        flat = torch.cat([value.flatten() for value in values.values()]).tolist()
-        for name, value in values.items():
-            own, flat = flat[: value.numel()], flat[value.numel() :]
-            found[name] = own if value.dim() else own[0]
+    def read(self, metrics: dict[str, Tensor]) -> dict[str, Any]:
+        """Copy the metrics to the host at once. Raise `TrainingError` if the loss or the norm is not finite."""
+        flat = torch.cat([value.flatten() for value in metrics.values()]).cpu()
+        parts = flat.split([value.numel() for value in metrics.values()])
+        found = {name: part.view(metrics[name].shape).tolist() for name, part in zip(metrics, parts, strict=True)}
         if not math.isfinite(found["mix_loss"] + found["gradient_norm"]):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
         return found
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the last step, except that of Muon, which has the same schedule."""
-        return self.recipe.learning_rate.maximum * self.recipe.learning_rate.share_at(self.progress)
 
     def update(self) -> None:
         """Step the optimisers. A group's `maximum_lr` is its rate before the first step."""
@@ -193,8 +176,8 @@ class TrainingLoop(ABC):
         self.step += 1
 
     def save(self) -> None:
-        own = {"recipe": self.description(), "step": self.step, "beta": self.beta.state(), "seconds": self.seconds}
-        write_state(state_of(self.checkpointed, self.optimizers) | own, self.folder)
+        own = {"recipe": self.description(), "step": self.step, "beta": asdict(self.beta), "seconds": self.seconds}
+        write_state(self.checkpointed, self.optimizers, own, self.folder)
         self.saved = self.seconds
 
     def resume(self) -> None:
@@ -205,7 +188,7 @@ class TrainingLoop(ABC):
         self.check_resumable(state)
         self.step = state["step"]
         self.seconds = self.saved = state["seconds"]
-        self.beta.restore(state["beta"])
+        vars(self.beta).update(state["beta"])
         restore(state, self.checkpointed, self.optimizers)
 
     def description(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from typing_extensions import Doc
 
 from nvium_core.choices import ExitTarget
-from nvium_core.training.errors import TrainingError
+from nvium_core.errors import TrainingError
 
 
 @dataclass(frozen=True, kw_only=True)

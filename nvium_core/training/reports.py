@@ -4,13 +4,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 from nvium_core.training.loggers import Report
 from nvium_core.training.loop import TrainingLoop
@@ -53,22 +52,15 @@ def note(line: str) -> None:
 def interruption() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT or SIGTERM was received. A second signal has its usual effect."""
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with ExitStack() as handlers:
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        def receive(number: int, _frame: object) -> None:
+            received.append(number)
+            handlers.close()
 
-    def note(number: int, _frame: object) -> None:
-        received.append(number)
-        restore()
-
-    for number in before:
-        signal.signal(number, note)
-    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers.callback(signal.signal, number, signal.signal(number, receive))
         yield lambda: bool(received)
-    finally:
-        restore()
 
 
 def progress_bar(console: Console) -> Progress:
@@ -76,18 +68,11 @@ def progress_bar(console: Console) -> Progress:
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
-        DescriptionColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
     ]
     if console.width >= WIDE:
         columns.append(BarColumn(bar_width=BAR_WIDTH))
     return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-class DescriptionColumn(ProgressColumn):
-    """The task's description, truncated if the terminal is too narrow."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def describe(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Training runs: text, model, evaluations, and the export of the trained model.
+"""Training runs: text, model, evaluations, the export of the trained model, and the comparison of seeds.
 
 A run's folder contains `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a Hugging Face
 folder.
@@ -6,36 +6,40 @@ folder.
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.table import Table
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.errors import TrainingError
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE
-from nvium_core.training.caveats import too_few_tokens
-from nvium_core.training.checkpoint import State
-from nvium_core.training.collapse import Collapse
+from nvium_core.training.caveats import MAX_SHARE, too_few_tokens, warnings
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import built_model, imported, with_initial_shape
-from nvium_core.training.loggers import Report, module_of
+from nvium_core.training.loggers import Report, module_of, read_log
 from nvium_core.training.loop import TrainingLoop, fast_dtype
-from nvium_core.training.objective.beta import BetaControl
-from nvium_core.training.objective.loss import nvium_objective
-from nvium_core.training.optimizer import optimizers
+from nvium_core.training.objective import nvium_objective
+from nvium_core.training.optimizer import BetaControl, optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow, note
-from nvium_core.training.run_folder import owned, write_model
+from nvium_core.training.run_folder import State, owned, write_model
 
 SAMPLE_TOKENS = 50
+COLLAPSED_STEPS = 10  # consecutive ones before the warning
 VALIDATION_LOSS = "validation_loss"  # field of log.jsonl: L_mix on the validation text
+FIGURES = {VALIDATION_LOSS: "validation loss", "mix_loss": "loss", "mean_depth": "mean depth", "beta": "β"}
+END_SHARE = 0.1  # share of the steps, at the end of the run, over which a figure is averaged
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
@@ -54,23 +58,21 @@ def trained(recipe: Recipe, options: RunOptions) -> "TrainingRun":
 
 
 def prepare_run(recipe: Recipe, options: RunOptions) -> "TrainingRun":
-    """Prepare the text and return a run at step 0."""
+    """Prepare the text and return a run at step 0.
+
+    Raise `TrainingError` if a logger, model or objective cannot be imported.
+    """
     recipe = with_initial_shape(recipe)
-    check_imports(recipe, options)
+    for logger in options.loggers:
+        module_of(logger)
+    for name in filter(None, (recipe.model, recipe.objective)):
+        imported(name)
     try:
         tokenizer, stream = prepare_text(recipe, options.data, options.folder)
     except OSError as error:
         raise TrainingError(f"{options.folder}: cannot write or read the tokenized text ({error})") from error
     validation = validation_text(recipe, options.validation, tokenizer) if options.validation else None
     return TrainingRun(recipe, options, tokenizer, stream, validation)
-
-
-def check_imports(recipe: Recipe, options: RunOptions) -> None:
-    """Raise `TrainingError` if a logger, model or objective cannot be imported."""
-    for logger in options.loggers:
-        module_of(logger)
-    for name in filter(None, (recipe.model, recipe.objective)):
-        imported(name)
 
 
 def show(run: "TrainingRun") -> None:
@@ -98,7 +100,7 @@ class TrainingRun(TrainingLoop):
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.options, self.tokenizer, self.validation = options, tokenizer, validation
-        self.collapse = Collapse()
+        self.num_collapsed = 0
         self.model = built_model(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, torch.device(options.device))
         function = imported(recipe.objective) if recipe.objective else nvium_objective
@@ -111,7 +113,7 @@ class TrainingRun(TrainingLoop):
             objective=partial(objective, self.model),
             optimizers=optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer),
             clipped=[list(self.model.parameters())],
-            beta=BetaControl.of(recipe.beta, recipe.num_steps),
+            beta=BetaControl(recipe.beta.initial, recipe.beta.depth),
             rows_per_pass=options.rows_per_pass,
             autocast_dtype=fast_dtype(self.model.device),
             loggers=options.loggers,
@@ -169,7 +171,24 @@ class TrainingRun(TrainingLoop):
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
     def advice(self, report: Report) -> str:
-        return self.collapse.advice(report, self.recipe)
+        """Return a warning if one exit has had nearly all tokens in the last `COLLAPSED_STEPS` steps.
+
+        The other exits then hardly learn any more. Steps of the router warm-up do not count.
+        """
+        shares, warmup = report.get("exit_probs", []), self.recipe.router_warmup
+        is_collapsed = len(shares) > 1 and max(shares) > MAX_SHARE
+        is_warm = not warmup.active(report["step"], self.recipe.num_steps)
+        self.num_collapsed = self.num_collapsed + 1 if is_collapsed and is_warm else 0
+        if self.num_collapsed != COLLAPSED_STEPS:
+            return ""
+        exit_ = shares.index(max(shares)) + 1
+        change = "raise" if exit_ == len(shares) else "lower"
+        return (
+            f"Warning: for {COLLAPSED_STEPS} steps, over {MAX_SHARE:.0%} of the tokens have left at exit {exit_}, so "
+            f"the others hardly learn. Start again in another folder: {change} β (beta.initial="
+            f"{self.recipe.beta.initial:g}) or lengthen the router warm-up (router_warmup.share={warmup.share:g}, "
+            f"min_steps={warmup.min_steps})"
+        )
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
@@ -215,3 +234,37 @@ def schedule_at(recipe: Recipe, step: int) -> tuple[float, bool]:
     progress = step / recipe.num_steps
     is_warmup = recipe.router_warmup.active(step, recipe.num_steps)
     return round(recipe.learning_rate.share_at(progress), 9), is_warmup
+
+
+Figures = dict[str, float]
+
+
+def train_seeds(recipes: Mapping[int, Recipe], options: RunOptions) -> Table:
+    """Train a recipe per seed, each in its own folder, FOLDER/seed-N.
+
+    Return a table of the runs' last figures, and of their means with the standard deviations.
+    """
+    found, lines = dict[int, Figures](), list[str]()
+    for seed, recipe in recipes.items():
+        folder = options.folder / f"seed-{seed}"
+        note(f"seed {seed}: {folder}")
+        run = trained(recipe, replace(options, folder=folder))
+        reports = read_log(folder)
+        found[seed] = last_figures(reports)
+        lines += warnings({"model": folder.name, "exit_shares": reports[-1].get("exit_probs"), **run.size})
+    names = [name for name in FIGURES if all(name in figures for figures in found.values())]
+    headings = (FIGURES[name] for name in names)
+    table = Table("seed", *headings, box=SIMPLE, padding=(0, 1, 0, 0), caption="\n".join(lines))
+    for seed, figures in found.items():
+        table.add_row(str(seed), *(f"{figures[name]:.4f}" for name in names))
+    values = [[figures[name] for figures in found.values()] for name in names]
+    table.add_row("mean ± std", *(f"{fmean(each):.4f} ± {stdev(each):.4f}" for each in values if len(each) > 1))
+    return table
+
+
+def last_figures(reports: Sequence[Report]) -> Figures:
+    """Return the last validation loss, if any, and the means of other figures over the last tenth of the steps."""
+    end = reports[-max(1, round(END_SHARE * len(reports))) :]
+    found = {name: fmean(report[name] for report in end) for name in FIGURES if all(name in report for report in end)}
+    evaluated = [report[VALIDATION_LOSS] for report in reports if VALIDATION_LOSS in report]
+    return found | ({VALIDATION_LOSS: evaluated[-1]} if evaluated else {})

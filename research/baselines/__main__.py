@@ -15,11 +15,10 @@ from nvium_core.bench.figures import Figures, write_json
 from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.suite import check_dense, description, twin_figures
 from nvium_core.loading import LoadedModel, load_model
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
-from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.recipes.twins import dense_twin
+from nvium_core.training.recipes.recipe import Recipe, dense_twin
 from nvium_core.training.train import train
 from research.baselines import calm
 from research.baselines.calm import THRESHOLDS, CalmForCausalLM

@@ -21,7 +21,7 @@ from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Exit
 from nvium_core.training.data.windows import Batch
-from nvium_core.training.objective.loss import ObjectiveResult, Phase, counted_mean, token_losses
+from nvium_core.training.objective import ObjectiveResult, Phase, counted_mean, token_losses
 from nvium_core.training.recipes.recipe import Recipe
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
@@ -81,7 +81,7 @@ def model(recipe: Recipe, vocab_size: int, end_token: int) -> CalmForCausalLM:
 
 def objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
     """Compute Σ l_k CE_k / Σ l_k from each exit's cross-entropy CE_k. `mix_loss` is the last exit's cross-entropy."""
-    exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
+    exit_losses_E = counted_mean(token_losses(model, batch)[2], batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
     metric_E = exit_losses_E.detach()

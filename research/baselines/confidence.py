@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.bench.figures import Figures
-from nvium_core.evaluation.perplexity import depth_figures, text_loss
-from nvium_core.evaluation.predictions import Window, text_windows
+from nvium_core.evaluation.perplexity import Window, depth_figures, text_loss, text_windows
 from nvium_core.model.llama import causal_attention
 from research.baselines.calm import CalmForCausalLM
 

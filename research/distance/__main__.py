@@ -26,14 +26,13 @@ from rich.table import Table
 from torch import Tensor
 
 from nvium_core.bench.contenders.contender import Workload
-from nvium_core.bench.contenders.llama_cpp import LlamaCpp
-from nvium_core.bench.contenders.llama_library import builds
+from nvium_core.bench.contenders.llama_cpp import LlamaCpp, builds
 from nvium_core.bench.figures import Figures, check_place, write_json
 from nvium_core.choices import CachePrecision, Precision, Weights
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.evaluation.suite import digest
 from nvium_core.loading import load_model
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from research.distance.native import engine_logits
 
 CHUNK_ROWS = 128  # rows of float64 numbers in memory

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from nvium_core import Engine, EngineConfig, SamplingParams
-from nvium_core.bench.machine import BUFFER_BYTES, least_seconds, read_rate
+from nvium_core.bench.figures import BUFFER_BYTES, least_seconds, read_rate
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig

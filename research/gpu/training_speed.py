@@ -16,11 +16,10 @@ import numpy as np
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.bench.figures import Figures, write_json
-from nvium_core.bench.machine import ENOUGH_SECONDS, arithmetic_rate
+from nvium_core.bench.figures import ENOUGH_SECONDS, Figures, arithmetic_rate, write_json
 from nvium_core.model.flops import flops_per_token
 from nvium_core.training.data.windows import PackedStream
-from nvium_core.training.objective.beta import BetaSettings
+from nvium_core.training.optimizer import BetaSettings
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe

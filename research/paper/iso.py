@@ -12,14 +12,13 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.lineup import SWEEP
+from nvium_core.bench.contenders.lineup import SWEEP, contender, engine_for, workloads
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import Subject, interleaved, load_subject
-from nvium_core.bench.twin import random_rival
+from nvium_core.bench.shapes import random_rival
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
-from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.perplexity import EvaluationError
 from nvium_core.model.config import univium_config
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium
@@ -119,11 +118,9 @@ def flops_of(model: Nvium) -> float:
 def measured_times(subject: Subject, models: Mapping[int, Nvium], trials: int) -> dict[str, list[float]]:
     """Return milliseconds per token in every trial, by model: `OURS`, or a dense model's number of layers."""
     num_tokens = min(MAX_NEW_TOKENS, subject.context - len(subject.prompt))
-    [workload] = own.workloads(subject, [1], num_tokens)
+    [workload] = workloads(subject, [1], num_tokens)
     running = {OURS: subject.model} | {str(depth): model for depth, model in models.items()}
-    contenders = {
-        name: own.contender(own.engine_for(model, workload), workload, SWEEP) for name, model in running.items()
-    }
+    contenders = {name: contender(engine_for(model, workload), workload, SWEEP) for name, model in running.items()}
     turns = interleaved(contenders, trials, subject.name)
     return {name: [1000 * turn.seconds / num_tokens for turn in of_model] for name, of_model in turns.items()}
 

@@ -17,7 +17,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from nvium_core.bench.contenders import own
+from nvium_core.bench.contenders.lineup import contender, engine_for, workloads
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import Subject, count, interleaved, ratio, subject_of
 from nvium_core.bench.peers import rates, shares, summary
@@ -28,7 +28,7 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import load_model
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
@@ -71,8 +71,8 @@ def speed(subjects: Mapping[str, Subject], num_sequences: int) -> Figures:
     """Measure all models with so many streams, in turns."""
     contenders = {}
     for kind, subject in subjects.items():
-        (workload,) = own.workloads(subject, [num_sequences], TOKENS)
-        contenders[kind] = own.contender(own.engine_for(subject.model, workload), workload, "race")
+        (workload,) = workloads(subject, [num_sequences], TOKENS)
+        contenders[kind] = contender(engine_for(subject.model, workload), workload, "race")
     turns = interleaved(contenders, REPEATS, count(num_sequences, "sequence"))
     return {
         "sequences": num_sequences,
@@ -89,8 +89,8 @@ def memory(folder: Path, tokens: int, threads: str) -> Figures:
     """Return a model's sizes in bytes. Run this in a process of its own: it measures the peak of the process."""
     use_processor("auto", threads)
     subject = subject_of(load_model(str(folder), "cpu"))
-    (workload,) = own.workloads(subject, [max(SEQUENCES)], tokens)
-    own.contender(own.engine_for(subject.model, workload), workload, "whole")(0)
+    (workload,) = workloads(subject, [max(SEQUENCES)], tokens)
+    contender(engine_for(subject.model, workload), workload, "whole")(0)
     return {
         "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "weight_bytes": sum(weight.nbytes for weight in subject.model.parameters()),

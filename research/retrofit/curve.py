@@ -37,9 +37,9 @@ from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
-from nvium_core.training.data.conversations import Example, prompt_tokens, user
+from nvium_core.training.data.texts import Example, prompt_tokens, user
+from nvium_core.training.retrofitting.model import log_odds, shift_to, shifted_log_exit_probs
 from nvium_core.training.retrofitting.retrofit import MAX_CONTEXT
-from nvium_core.training.retrofitting.router_shift import log_odds, shift_to, shifted_log_exit_probs
 from nvium_core.training.retrofitting.texts import document_numbers, read_text
 from research.plots import label, sheet
 from research.retrofit.exits import shifted

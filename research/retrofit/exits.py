@@ -34,7 +34,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import quantize_model
 from nvium_core.training.caveats import warnings
-from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to
+from nvium_core.training.retrofitting.model import log_odds, shift_routers, shift_to
 
 NUM_TEXTS = 4
 

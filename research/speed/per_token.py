@@ -34,7 +34,7 @@ from nvium_core.evaluation.suite import check_dense, description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.caveats import caveats, warnings
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from research.markdown import table
 from research.speed.prompts import MAX_NEW_TOKENS, Prompts, PromptSet, openings, read_questions, tokenize_prompts
 

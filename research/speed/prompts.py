@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.perplexity import EvaluationError
 
 MAX_NEW_TOKENS = 128
 OPENINGS, OPENING_CHARACTERS, NUM_OPENINGS = "openings", 200, 8

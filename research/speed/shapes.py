@@ -13,9 +13,8 @@ from typing import Annotated
 import torch
 import typer
 
-from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Contender
-from nvium_core.bench.contenders.lineup import BASELINE, SWEEP
+from nvium_core.bench.contenders.lineup import BASELINE, SWEEP, contender, engine_for, workloads
 from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import PROMPT_TOKENS, Subject, interleaved
 from nvium_core.bench.shapes import PAPER_ROUTING, force_routing, random_weights, shape_config
@@ -57,9 +56,9 @@ def main(
 
 def gain(subject: Subject, tokens: int, repeats: int) -> Figures:
     """Return the median ratio of `sweep` to `whole`, and the ratio of each turn."""
-    [workload] = own.workloads(subject, [1], tokens)
-    engine = own.engine_for(subject.model, workload)
-    contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in (SWEEP, BASELINE)}
+    [workload] = workloads(subject, [1], tokens)
+    engine = engine_for(subject.model, workload)
+    contenders: dict[str, Contender] = {name: contender(engine, workload, name) for name in (SWEEP, BASELINE)}
     turns = interleaved(contenders, repeats, subject.name)
     sweep, whole = ([turn.tokens_per_second for turn in turns[name]] for name in (SWEEP, BASELINE))
     turn_gains = [mine / other for mine, other in zip(sweep, whole, strict=True)]

@@ -27,8 +27,7 @@ from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.evaluation.suite import description
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.caveats import warnings
-from nvium_core.training.data.conversations import prompt_tokens, user
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of, prompt_tokens, user
 from research.tales.filters import WORD, forms, halves, keeps_hero, keeps_pronoun, repeats_a_sentence, returns_to
 
 MATERIAL = Path(__file__).with_name("stories.yaml")

@@ -15,7 +15,7 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nvium_core.training.errors import TrainingError
+from nvium_core.errors import TrainingError
 
 WEIGHTS = "model.safetensors"
 

@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 
 
 def works_of(documents: Sequence[str], sources: Sequence[Mapping[str, str]]) -> list[str]:

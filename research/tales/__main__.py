@@ -13,7 +13,7 @@ from torch import nn
 from nvium_core.errors import NviumError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from research.tales.ask import training_lines
 from research.tales.narrator import Narrator
 from research.tales.pack import pack_tales

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from nvium_core.training.data.conversations import Conversation, Line, assistant, system, user
+from nvium_core.training.data.texts import Conversation, Line, assistant, system, user
 from research.tales import wordings
 from research.tales.plots import article
 from research.tales.subject_tales import (

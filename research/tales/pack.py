@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nvium_core.errors import NviumError
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from research.tales.filters import Filter, Reason, simple_words
 from research.tales.narrator import Tale
 from research.tales.tell import read_shards, shard_file, shard_numbers, write_whole

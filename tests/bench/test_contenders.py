@@ -5,15 +5,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvium_core.bench.contenders import llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Workload
+from nvium_core.bench.contenders import llama_cpp
+from nvium_core.bench.contenders.contender import (
+    Contender,
+    ContenderFailed,
+    Generation,
+    NotAvailable,
+    Workload,
+    states,
+    stolen_seconds,
+    watched,
+)
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.bench.contenders.lineup import GIVEN_FILE, LLAMA_CPP, UNPACKED, Lineup, lineup
-from nvium_core.bench.contenders.llama_library import Library, builds
+from nvium_core.bench.contenders.lineup import GIVEN_FILE, LLAMA_CPP, UNPACKED, Lineup, contender, engine_for, lineup
+from nvium_core.bench.contenders.llama_cpp import Library, builds
 from nvium_core.bench.harness import load_subject
 from nvium_core.bench.peers import best_variants
-from nvium_core.bench.shapes import random_weights, shape_config
-from nvium_core.bench.twin import dense_twin
+from nvium_core.bench.shapes import dense_twin, random_weights, shape_config
 from nvium_core.model.causal_lm import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
@@ -48,9 +56,9 @@ def build() -> Path:
 
 
 @contextmanager
-def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
+def running(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Contender]:
     if name == "own":
-        yield own.contender(own.engine_for(twin, WORKLOAD), WORKLOAD, "race")
+        yield contender(engine_for(twin, WORKLOAD), WORKLOAD, "race")
     else:
         needs_llama_cpp()
         write_gguf(twin, file := folder / "twin.gguf", "f16")
@@ -60,7 +68,7 @@ def contender(name: str, twin: NviumForCausalLM, folder: Path) -> Iterator[Conte
 
 @pytest.mark.parametrize("name", ["own", "llama.cpp"])
 def test_every_sequence_gets_the_requested_number_of_tokens_in_every_turn(name, tmp_path):
-    with contender(name, loud_twin(), tmp_path) as generate_turn:
+    with running(name, loud_twin(), tmp_path) as generate_turn:
         turns = [generate_turn(turn) for turn in range(2)]
     for generated in turns:
         assert [len(tokens) for tokens in generated.token_ids] == [7, 7, 7]
@@ -137,7 +145,7 @@ def test_a_build_that_crashes_when_it_repacks_weights_is_marked_as_degraded(monk
 
 
 def test_a_killed_llama_cpp_is_an_error_that_names_the_signal(tmp_path):
-    with contender("llama.cpp", loud_twin(), tmp_path) as process:
+    with running("llama.cpp", loud_twin(), tmp_path) as process:
         process._process.kill()
         with pytest.raises(ContenderFailed, match=r"^llama.cpp crashed \(Killed\)$"):
             process(1)
@@ -162,3 +170,23 @@ def test_the_fastest_variant_of_a_peer_counts():
     rates = {"race": 9.0, "llama.cpp/bf16": 3.0, "llama.cpp/f16": 4.0, "whole": 5.0}
     found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
     assert found == {"llama.cpp": "llama.cpp/f16", "whole": "whole"}
+
+
+def turn(seconds: float, **disturbed: float) -> Generation:
+    return Generation(seconds=seconds, first_token_seconds=[], token_ids=[], **disturbed)
+
+
+def test_quiet_and_disturbed_turns_have_a_median_each():
+    turns = [turn(1), turn(2, alone_seconds=0.2), turn(1, alone_seconds=0.005), turn(1, stolen_seconds=64)]
+    found = states(turns, [10.0, 5.0, 12.0, 9.0])
+    assert found["alone_seconds"] == [0, 0.2, 0.005, 0]
+    assert found["states"] == {
+        "quiet": {"turns": 2, "tokens_per_second": 11},
+        "disturbed": {"turns": 2, "tokens_per_second": 7},
+    }
+
+
+def test_a_turn_records_only_what_happened_during_it():
+    found = watched(turn)(3)
+    assert found.seconds == 3
+    assert 0 <= found.stolen_seconds <= stolen_seconds() and found.alone_seconds == 0

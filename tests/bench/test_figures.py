@@ -1,8 +1,11 @@
 import json
 import sys
 
+import pytest
+import torch
+
 from nvium_core.bench import figures
-from nvium_core.bench.figures import provenance, write_json
+from nvium_core.bench.figures import machine, provenance, write_json
 
 
 def test_a_command_is_recorded_without_the_folders_of_its_files(monkeypatch):
@@ -21,3 +24,11 @@ def test_rows_keep_the_provenance_that_they_have(tmp_path):
     old, new = json.loads(file.read_text())
     assert (old["command"], old["commit"], old["value"]) == ("old", "12345678", 1)
     assert (new["command"], new["value"]) == (provenance()["command"], 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_bandwidth_and_flops_are_measured_in_every_precision_of_the_engine(dtype):
+    measured = {"float64"} if dtype == torch.float64 else {"bfloat16", "float32"}
+    found = machine(torch.zeros(1, dtype=dtype), buffer_bytes=2**18, enough_seconds=0.0)
+    assert found["flops_per_second"].keys() == measured
+    assert min(found["bytes_per_second"], *found["flops_per_second"].values()) > 1e6

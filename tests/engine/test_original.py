@@ -16,7 +16,7 @@ from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, S
 from nvium_core.engine.device.sampling import race
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.sequence import Sequence as EngineSequence
-from nvium_core.training.retrofitting.settings import with_exits
+from nvium_core.training.retrofitting.retrofit import with_exits
 from tests import reference
 from tests.engine import test_exactness
 from tests.engine.driving import columns, drained, together

@@ -6,8 +6,8 @@ from rich.console import Console
 from nvium_core import LoadedModel
 from nvium_core.bench.figures import Figures
 from nvium_core.evaluation import suite
-from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import report
+from nvium_core.evaluation.perplexity import EvaluationError
+from nvium_core.evaluation.suite import report
 from nvium_core.loading import load_model
 from nvium_core.training.run_folder import write_model
 from research.paper import pareto

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.objective.beta import speed_up
 from research import paper_pair
 from research.paper_pair import TINY, Plan, known_total, main, set_total, tokens_in_time
 from tests.training.small_runs import options, small_corpus, small_recipe, start
@@ -70,7 +69,7 @@ def test_the_length_of_a_run_follows_the_time_but_leaves_room_for_its_decay(step
     tiny.step = step
     assert tokens_in_time(tiny, 90, 1.0, seconds) == 256 * steps
     set_total({"nvium": tiny}, 256 * steps)
-    assert tiny.num_steps == steps and tiny.beta.speed_up == speed_up(steps)
+    assert tiny.num_steps == steps
 
 
 def test_without_the_servers_packages_and_without_time_both_models_decay_and_stop_at_the_same_step(tmp_path):

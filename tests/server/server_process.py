@@ -15,7 +15,7 @@ import httpx
 
 from tests.server.live_server import wait_until
 
-CODE = "import sys; sys.argv[0] = 'nvium'; from nvium_core.commands.serving import serve; serve()"
+CODE = "import sys; sys.argv[0] = 'nvium'; from nvium_core.commands.running import serve; serve()"
 
 
 @dataclass(frozen=True)

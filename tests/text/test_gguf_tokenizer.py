@@ -12,7 +12,7 @@ import gguf
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
-from nvium_core.bench.contenders.llama_library import builds, load
+from nvium_core.bench.contenders.llama_cpp import builds, load
 from nvium_core.loading import gguf_file_tokenizer
 from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
 from tests.byte_model import byte_symbols

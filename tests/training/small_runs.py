@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.data.texts import END_OF_TEXT
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe

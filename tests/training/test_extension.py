@@ -1,6 +1,6 @@
 import pytest
 
-from nvium_core.training.errors import TrainingError
+from nvium_core.errors import TrainingError
 from tests.docs import pages
 from tests.training.small_runs import finished, options, small_recipe, start
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvium_core.errors import NviumError
+from nvium_core.errors import DataError, NviumError, TrainingError
 from nvium_core.training.data.source import prepare_text
-from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import show, train
@@ -40,7 +39,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(run_op
 def test_a_checkpoint_of_another_format_is_refused(run_options, monkeypatch):
     run = start(small_recipe(), run_options)
     with monkeypatch.context() as later:
-        later.setattr("nvium_core.training.checkpoint.FORMAT", 0)
+        later.setattr("nvium_core.training.run_folder.FORMAT", 0)
         run.save()
     with pytest.raises(TrainingError, match=r"state\.pt: has format 0, but this version of nvium reads format 8"):
         start(small_recipe(), run.options)

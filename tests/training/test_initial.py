@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from nvium_core import NviumForCausalLM
-from nvium_core.errors import CheckpointError
+from nvium_core.errors import CheckpointError, TrainingError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokens import save_tokenizer, train_tokenizer
-from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model, with_initial_shape
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe

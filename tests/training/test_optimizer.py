@@ -1,7 +1,20 @@
+import math
+
 import pytest
+import torch
+from transformers import get_wsd_schedule
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.optimizer import OptimizerSettings, optimizers, parameter_groups, split_parameters
+from nvium_core.training.optimizer import (
+    LONG_RUN,
+    BetaControl,
+    LearningRate,
+    OptimizerSettings,
+    RouterWarmup,
+    optimizers,
+    parameter_groups,
+    split_parameters,
+)
 from tests.random_models import small_config
 
 
@@ -47,3 +60,77 @@ def test_every_parameter_is_in_one_group_with_its_maximum_rate():
 def test_adamws_betas_must_be_two_numbers_below_one(betas):
     with pytest.raises(ValueError, match="betas must be two numbers"):
         OptimizerSettings(betas=betas)
+
+
+@pytest.mark.parametrize(
+    ("progress", "rate"),
+    [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.325, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2), (0.55, 0.55), (1.0, 0.1)],
+)
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress, rate):
+    assert LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1).share_at(progress) == pytest.approx(rate)
+
+
+def test_a_decay_at_the_end_equals_transformers_schedule():
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    theirs = get_wsd_schedule(optimizer, 10, 100, num_stable_steps=890, decay_type="linear", min_lr_ratio=0.1)
+    schedule = LearningRate(maximum=2e-4, kind="wsd")
+    for step in range(1001):
+        if step >= 10:  # their warm-up does not start at zero
+            assert schedule.share_at(step / 1000) == pytest.approx(theirs.get_last_lr()[0]), step
+        optimizer.step()
+        theirs.step()
+
+
+def test_routers_warm_up_for_the_first_share_of_steps():
+    warmup = RouterWarmup()
+    assert [warmup.active(step, 10_000) for step in (0, 499, 500, 10_000)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("num_steps", "last"), [(1000, 79), (100, 79), (50, 39)])
+def test_a_warm_up_takes_eighty_steps_or_most_of_a_shorter_run(num_steps, last):
+    assert [RouterWarmup().active(step, num_steps) for step in (last, last + 1)] == [True, False]
+    assert not RouterWarmup(share=0.0, min_steps=0).active(0, num_steps)
+
+
+@pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])
+def test_an_invalid_learning_rate_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LearningRate(maximum=1.0, **wrong)
+
+
+def test_beta_rises_if_the_smoothed_depth_is_too_large_and_falls_if_it_is_too_small():
+    deep, shallow = BetaControl(beta=0.1, target=0.5), BetaControl(beta=0.1, target=0.5)
+    deep.observe_depth(0.9, LONG_RUN)
+    shallow.observe_depth(0.2, LONG_RUN)
+    assert deep.beta == pytest.approx(0.1 * math.exp(0.05 * 0.4))
+    assert shallow.beta == pytest.approx(0.1 * math.exp(-0.05 * 0.3))
+    deep.observe_depth(0.4, LONG_RUN)
+    assert deep.depth == pytest.approx(0.98 * 0.9 + 0.02 * 0.4)
+    assert deep.beta > 0.1 * math.exp(0.05 * 0.4)
+
+
+@pytest.mark.parametrize(("depth", "bound"), [(1.0, 1.0), (0.0, 1e-3)])
+def test_a_steered_beta_stays_within_its_bounds(depth, bound):
+    steering = BetaControl(beta=0.1, target=0.5)
+    for _ in range(500):
+        steering.observe_depth(depth, LONG_RUN)
+    assert steering.beta == bound
+
+
+@pytest.mark.parametrize("num_steps", [97, 292, 634, 3906])
+@pytest.mark.parametrize(("beta", "depth"), [(0.2, 0.4), (0.004, 0.85), (0.04, 0.3), (0.3, 0.95)])
+def test_steering_reaches_its_depth_from_both_sides_in_short_and_long_runs(num_steps, beta, depth):
+    """The depth of a toy model falls with log β, with a lag of ten steps."""
+    steering, depths = BetaControl(beta, target=0.68), list[float]()
+    for _ in range(num_steps):
+        steering.observe_depth(depth, num_steps)
+        depth += (1 / (1 + math.sqrt(steering.beta / 0.1)) - depth) / 10
+        depths.append(depth)
+    last = depths[-num_steps // 10 :]
+    assert last == pytest.approx([0.68] * len(last), abs=0.03)
+
+
+def test_without_a_target_beta_is_fixed():
+    fixed = BetaControl(0.1)
+    fixed.observe_depth(0.9, LONG_RUN)
+    assert fixed == BetaControl(0.1)

@@ -1,8 +1,7 @@
-"""Whole runs of a second or two: learning, exact resumption, evaluation and fine-tuning."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 from transformers import AutoTokenizer
 
 from nvium_core import NviumConfig, NviumForCausalLM
-from nvium_core.training.data.conversations import assistant, user
-from nvium_core.training.train import train
-from tests.training.objective.test_loss import outcome_of
+from nvium_core.training.data.texts import assistant, user
+from nvium_core.training.train import TrainingRun, train
 from tests.training.small_runs import (
     NUM_STEPS,
+    SMALL,
     WORDS,
     advance,
     assert_equal,
@@ -25,6 +24,7 @@ from tests.training.small_runs import (
     small_recipe,
     start,
 )
+from tests.training.test_objective import outcome_of
 
 
 def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path):
@@ -183,3 +183,61 @@ def test_a_model_knows_the_tokens_of_its_run_and_of_its_initial_models(tmp_path)
     first = train(small_recipe("total_tokens=512"), options(tmp_path / "first"))
     tuned = train(small_recipe("total_tokens=256", f"initial={first}"), options(tmp_path / "tuned"))
     assert [NviumConfig.from_pretrained(folder).training_tokens for folder in (first, tuned)] == [512, 768]
+
+
+RECIPE = small_recipe("total_tokens=25600")  # 100 steps, of which 20 warm up
+
+
+def warnings_at(shares: list[list[float]], first_step: int) -> list[int]:
+    run = SimpleNamespace(recipe=RECIPE, num_collapsed=0)
+    reports = ({"step": step, "exit_probs": each} for step, each in enumerate(shares, first_step))
+    return [report["step"] for report in reports if TrainingRun.advice(run, report)]
+
+
+COLLAPSED, BALANCED = [0.99, 0.01], [0.9, 0.1]
+
+
+def test_ten_steps_with_nearly_all_tokens_at_one_exit_are_one_warning():
+    assert warnings_at([COLLAPSED] * 30, first_step=40) == [49]
+    assert warnings_at([*[COLLAPSED] * 9, BALANCED] * 3, first_step=40) == []
+    assert warnings_at([*[COLLAPSED] * 12, BALANCED, *[COLLAPSED] * 12], first_step=40) == [49, 62]
+    assert warnings_at([[1.0]] * 30, first_step=40) == []
+
+
+def test_the_router_warm_up_does_not_count():
+    assert warnings_at([COLLAPSED] * 30, first_step=1) == [29]
+
+
+@pytest.mark.parametrize(("shares", "change"), [([0.99, 0.01], "lower β"), ([0.01, 0.99], "raise β")])
+def test_the_warning_names_the_settings_to_change(shares, change):
+    run = SimpleNamespace(recipe=RECIPE, num_collapsed=9)
+    line = TrainingRun.advice(run, {"step": 50, "exit_probs": shares})
+    assert f"{change} (beta.initial=0.002)" in line and "router_warmup.share=0.2" in line
+
+
+def test_several_seeds_give_one_table_of_their_figures_with_mean_and_spread(nvium, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = small_corpus(tmp_path / "text.txt")
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    folder, files = tmp_path / "runs", ("--data", text, "--validation", text)
+    shown = nvium("train", "tiny", *files, "--folder", folder, "--seeds", "3,5", "--no-compile", *settings).out
+    reports = [json.loads((folder / f"seed-{seed}" / "log.jsonl").read_text().splitlines()[-1]) for seed in (3, 5)]
+    losses = [report["validation_loss"] for report in reports]
+    assert losses[0] != losses[1]
+    assert f"{fmean(losses):.4f} ± {stdev(losses):.4f}" in shown
+    assert all(f"{loss:.4f}" in shown for loss in losses) and "mean depth" in shown
+    assert "Warning: seed-5 has read" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("seeds", "complaint"),
+    [
+        ("1,x", "--seeds: must be integers such as 1,2,3"),
+        (",", "--seeds: must be integers such as 1,2,3"),
+        ("1,1", "--seeds: must be different"),
+        ("1,-1", "seed must not be negative"),
+        (f"1,{2**63}", "seed must be below 2⁶³"),
+    ],
+)
+def test_wrong_seeds_are_refused_before_the_first_run(nvium, seeds, complaint, tmp_path):
+    assert complaint in nvium.refuses("train", "tiny", "--data", tmp_path, "--seeds", seeds)

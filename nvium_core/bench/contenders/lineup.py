@@ -1,27 +1,40 @@
-"""Chooses and builds the contenders of `nvium bench peers`.
+"""Our engine as a contender, and the choice of the contenders of `nvium bench peers`.
 
 A contender may have variants, such as "llama.cpp/f16" and "llama.cpp/bf16". Ours is compared with the fastest variant.
 A model from a GGUF file has no twin: llama.cpp runs the file itself.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
-from nvium_core.bench.contenders import llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Workload
+from nvium_core.bench.contenders import llama_cpp
+from nvium_core.bench.contenders.contender import (
+    Contender,
+    ContenderFailed,
+    Generation,
+    NotAvailable,
+    Workload,
+    watched,
+)
 from nvium_core.bench.contenders.gguf_file import FileKind, write_gguf
-from nvium_core.bench.contenders.llama_library import builds
+from nvium_core.bench.contenders.llama_cpp import builds
 from nvium_core.bench.figures import Figures
-from nvium_core.bench.harness import Subject
-from nvium_core.bench.interference import watched
-from nvium_core.bench.twin import dense_twin
+from nvium_core.bench.harness import Subject, timed
+from nvium_core.bench.shapes import dense_twin
 from nvium_core.choices import Schedule, Weights
+from nvium_core.engine.config import EngineConfig
+from nvium_core.engine.device.paged_cache import best_page_size
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.schedule.policies import policies_of
+from nvium_core.engine.schedule.tuner import Tuner
 from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 
@@ -37,6 +50,51 @@ UNPACKED = ", degraded: use_extra_bufts=False"  # added to the name if llama.cpp
 OTHERS = SWEEP, TWIN, LLAMA_CPP  # optional contenders; `race` and `whole` always run
 
 QUANTIZED: dict[str, FileKind] = {"q8": "q8_0", "q4": "q4_0"}  # our `--weights` → GGUF type
+
+WARM_UP_TURNS, WARM_UP_TOKENS = 2, 320
+"""Warm-up of the schedule `race`: turns, and tokens per sequence. Afterwards `race` has chosen its faster schedule."""
+
+
+def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[Workload]:
+    """Return a workload for each number in `sequences`. Raise `InvalidRequest` if `tokens` exceeds the context."""
+    room = subject.context - len(subject.prompt)
+    require(tokens <= room, "tokens", f"must be at most {room}, the context after the prompt, got {tokens}")
+    return [Workload(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
+
+
+def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: Any) -> Engine:
+    """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload.
+
+    Also for `others`, which need no warm-up.
+    """
+    page_size = best_page_size(model.device)
+
+    def cache_tokens(each: Workload, num_positions: int) -> int:
+        return each.num_sequences * (-(-num_positions // page_size) + 1) * page_size
+
+    warm = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
+    room = max(cache_tokens(workload, warm), *(cache_tokens(each, each.num_positions) for each in others), 0)
+    max_sequences = max(each.num_sequences for each in (workload, *others))
+    return Engine(model, EngineConfig(max_sequences=max_sequences, cache_tokens=room, prefix_caching=False, **config))
+
+
+def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contender:
+    """Return a contender that runs `engine` with `schedule`. It samples from the exits at temperature 1.
+
+    With `race`, a warm-up runs here, so that `race` has chosen a schedule before the first turn. Contenders that share
+    an engine choose independently.
+    """
+    policies = policies_of(schedule, engine.scheduler.num_blocks, is_tied=engine.scheduler.is_tied)
+    tuner = Tuner(policies, first_pause=0)
+
+    def generate(turn: int, num_tokens: int) -> Generation:
+        engine.scheduler.schedules = tuner
+        params = partial(SamplingParams, sampling="exits", max_tokens=num_tokens, ignore_eos=True)
+        return timed(engine, [(workload.prompt, params(seed=seed)) for seed in workload.seeds(turn)])
+
+    for turn in range(WARM_UP_TURNS if len(policies) > 1 else 0):
+        generate(turn, min(WARM_UP_TOKENS, engine.context - len(workload.prompt)))
+    return partial(generate, num_tokens=workload.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -63,13 +121,13 @@ class Lineup:
         All schedules share one engine. A second engine with the same weights could differ in speed by 10%, because its
         weights have another address.
         """
-        engine = own.engine_for(self.subject.model, workload)
+        engine = engine_for(self.subject.model, workload)
         names = {OURS, BASELINE, *self.selected} if workload.num_tokens > 1 else {BASELINE}
         schedules = [name for name in (OURS, SWEEP, BASELINE) if name in names]
-        contenders: dict[str, Contender] = {name: own.contender(engine, workload, name) for name in schedules}
+        contenders: dict[str, Contender] = {name: contender(engine, workload, name) for name in schedules}
         with ExitStack() as stack:
             if self.twin is not None and TWIN in self.selected:
-                contenders[TWIN] = own.contender(own.engine_for(self.twin, workload), workload, BASELINE)
+                contenders[TWIN] = contender(engine_for(self.twin, workload), workload, BASELINE)
             contenders |= self._in_llama_cpp(workload, stack)
             is_on_cpu = self.subject.model.device.type == "cpu"
             yield {name: watched(each) if is_on_cpu else each for name, each in contenders.items()}

@@ -15,22 +15,22 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.errors import DataError, TrainingError
 from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.training.checkpoint import differences
-from nvium_core.training.data.conversations import (
+from nvium_core.training.data.texts import (
     CHAT_SUFFIXES,
     Example,
+    documents_of,
     example,
     holds_conversations,
     read_conversations,
 )
-from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.tokens import encoded, save_tokenizer, train_tokenizer, write_tokens
 from nvium_core.training.data.windows import PackedConversations, PackedStream, Tokens, Windows
-from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
+from nvium_core.training.run_folder import differences
 
 TOKENS, ORIGIN = "tokens.npy", "text.json"
 MIN_BYTES_PER_TOKEN = 4  # of the context, if a tokenizer is trained; English has about as many

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from nvium_core.text.frame import set_frame
-from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.data.texts import END_OF_TEXT
 from nvium_core.training.data.windows import Tokens
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22

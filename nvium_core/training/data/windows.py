@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from nvium_core.errors import DataError, TrainingError
 from nvium_core.model.llama import Attend, causal_attention, document_attention
 from nvium_core.model.plan import LayerCall
-from nvium_core.training.data.conversations import Example
-from nvium_core.training.errors import DataError, TrainingError
+from nvium_core.training.data.texts import Example
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """Token ids: uint16 if the vocabulary has at most 2¹⁶ tokens, else uint32."""

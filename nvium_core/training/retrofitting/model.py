@@ -1,19 +1,25 @@
 """The model that a retrofit trains: a frozen backbone, trainable exits in float32, and the losses on a batch.
 
+After the training, all routers' log-odds are shifted by one number, so that the mean depth is exactly the requested
+depth. Training brings it only close. The mean depth falls as the shift grows, so a bisection on some rows finds the
+shift. Sampling from the shifted mixture is exact, too.
+
 Shapes: R rows, D width, E exits, V vocabulary.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.training.data.windows import Batch
+from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
 
 INITIAL_BIAS = 2.0
@@ -27,16 +33,6 @@ class TeacherRows:
     early: list[Tensor]
     last_RD: Tensor
     target_R: Tensor
-
-
-@dataclass(frozen=True)
-class Losses:
-    """KL from base to exit [R, E], −log π_k of the targets [R, E], the base's −log π_N [R], and log p [R, E]."""
-
-    kl_RE: Tensor
-    nll_RE: Tensor
-    original_nll_R: Tensor
-    log_p_RE: Tensor
 
 
 class WithExits:
@@ -87,13 +83,14 @@ class WithExits:
         early = (exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True))
         return [self.model.lm_head.scale * o_RD for o_RD in (*early, rows.last_RD)]
 
-    def losses(self, rows: TeacherRows) -> Losses:
+    def losses(self, rows: TeacherRows) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the KL from base to exit, −log π_k of the targets, and log p, [R, E] each."""
         *outputs, last_RD = self.outputs(rows)
         teacher = teacher_of(last_RD, self.head, rows.target_R)
         losses = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
         losses.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
         kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*losses, strict=True))
-        return Losses(kl_RE, nll_RE, teacher.nll_R, mixture.log_exit_probs(self.route(rows)))
+        return kl_RE, nll_RE, mixture.log_exit_probs(self.route(rows))
 
     def route(self, rows: TeacherRows) -> Tensor:
         """Return log w [R, E, 2]. The routers' input is detached, so the exits' norms get no gradients from routers."""
@@ -106,5 +103,55 @@ class WithExits:
     def router_weights(self) -> list[nn.Parameter]:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
-    def early_tensors(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+NUM_ROWS = 32_768  # training tokens on which the depth is measured
+
+MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
+
+
+def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float) -> float:
+    """Shift the routers so that the mean depth on the stream's first rows is `depth`. Return the shift."""
+    shift = shift_to(depth, router_log_odds(model, stream, context), model.model.config.exit_layers or [])
+    shift_routers(model.early, shift)
+    return shift
+
+
+@torch.no_grad()
+def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
+    """Run the routers on the stream's first rows that count towards the loss. Return the log-odds of exiting [R, E]."""
+    parts = list[Tensor]()
+    for window in range(stream.num_windows(context)):
+        if sum(map(len, parts)) >= NUM_ROWS:
+            break
+        rows = model.rows(stream.batch(window, 1, context))
+        parts.append(log_odds(model.route(rows)))
+    return torch.cat(parts)
+
+
+def log_odds(log_w_RE2: Tensor) -> Tensor:
+    """Return the log-odds of exiting [R, E]. Those of the last exit are infinite."""
+    return log_w_RE2[..., EXIT] - log_w_RE2[..., CONTINUE]
+
+
+def shifted_log_exit_probs(log_odds_RE: Tensor, shift: float) -> Tensor:
+    """Return log p [R, E] after raising the log-odds by `shift`."""
+    shifted_RE = log_odds_RE + shift
+    return mixture.log_exit_probs(F.logsigmoid(torch.stack([-shifted_RE, shifted_RE], -1)))  # continue, exit
+
+
+def shift_to(depth: float, log_odds_RE: Tensor, exit_layers: Sequence[int]) -> float:
+    """Return the shift at which the rows' mean depth is closest to `depth`."""
+    log_odds_RE = log_odds_RE.double()
+    low, high = -MAX_SHIFT, MAX_SHIFT
+    for _ in range(NUM_BISECTIONS):
+        middle = (low + high) / 2
+        too_deep = mixture.mean_depth(shifted_log_exit_probs(log_odds_RE, middle), exit_layers).mean() > depth
+        low, high = (middle, high) if too_deep else (low, middle)
+    return (low + high) / 2
+
+
+@torch.no_grad()
+def shift_routers(early: Iterable[Exit], shift: float) -> None:
+    for exit_ in early:
+        assert exit_.router is not None
+        exit_.router.head.bias[EXIT] += shift * exit_.router.temperature

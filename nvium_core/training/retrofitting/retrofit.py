@@ -1,16 +1,18 @@
-"""`nvium retrofit`: train exits for a base model, and measure them on held-out text."""
+"""`nvium retrofit`: check its settings, train exits for a base model, and measure them on held-out text."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from nvium_core.errors import DataError, TrainingError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.model.config import NviumConfig
@@ -19,20 +21,17 @@ from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.source import is_gguf
 from nvium_core.training.caveats import warnings
-from nvium_core.training.data.conversations import Example
-from nvium_core.training.data.tokens import text_digest
+from nvium_core.training.data.source import text_digest
+from nvium_core.training.data.texts import Example
 from nvium_core.training.data.windows import PackedConversations
-from nvium_core.training.errors import DataError, TrainingError
+from nvium_core.training.initial import check_head
 from nvium_core.training.loop import fast_dtype
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.reports import follow, note
-from nvium_core.training.retrofitting.model import WithExits
-from nvium_core.training.retrofitting.router_shift import shift_to_depth
+from nvium_core.training.retrofitting.model import WithExits, shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
-from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
-from nvium_core.training.retrofitting.settings import checked_config
 from nvium_core.training.retrofitting.table import Measured, measure
-from nvium_core.training.retrofitting.texts import TrainingText, document_numbers, read_text
+from nvium_core.training.retrofitting.texts import SelfTalk, TrainingText, document_numbers, read_text, write_self_talk
 from nvium_core.training.run_folder import owned
 
 MAX_CONTEXT = 1024
@@ -55,7 +54,12 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         follow(run, Console(stderr=True))
         note(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
         shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
-        results = {text.kind: measure_text(run, text, tokenizer) for text in texts}
+        results = {
+            text.kind: measure(
+                run.model, windows(text.held_out, tokenizer), run.context, document_numbers(text.held_out)[-1] + 1
+            )
+            for text in texts
+        }
         base = run.model.model
         about = {"model": settings.source, "training_tokens": base.config.training_tokens}
         for line in warnings(about | {"num_parameters": base.num_parameters()}):
@@ -121,10 +125,54 @@ def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrai
         yield file
 
 
-def measure_text(run: RetrofitRun, text: TrainingText, tokenizer: PreTrainedTokenizerFast) -> Measured:
-    num_texts = document_numbers(text.held_out)[-1] + 1
-    return measure(run.model, windows(text.held_out, tokenizer), run.context, num_texts)
-
-
 def windows(examples: list[Example], tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PackedConversations:
     return PackedConversations(examples, tokenizer.eos_token_id, seed)
+
+
+def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConfig:
+    """Return the base's configuration with exits. Raise `TrainingError` if the settings are invalid."""
+    if config.num_loops > 1:
+        raise TrainingError(f"{settings.source}: is a looped model, which cannot be retrofitted; pass a plain Llama")
+    check_head(settings.source, config)
+    if config.num_exits > 1 or config.adapter_hidden_size:
+        raise TrainingError(f"{settings.source}: already has exits or an adapter; pass a plain Llama")
+    if settings.data and not settings.data.exists():
+        raise TrainingError(f"{settings.data}: no such file")
+    added = with_exits(config, exit_layers(settings.exits, config.num_hidden_layers), 2 * config.hidden_size)
+    added.default_sampling = "original"
+    shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers
+    if not shallowest < settings.depth < 1:
+        raise TrainingError(
+            f"depth must be in ({shallowest:.3g}, 1), above the depth of the first exit, got {settings.depth}"
+        )
+    if settings.tokens < 1 or (settings.self_talk or 0) < 0:
+        raise TrainingError("tokens must be at least 1, and self_talk must not be negative")
+    if settings.exits_learn == "text" and not settings.data:
+        raise TrainingError("exits_learn=text requires a text; pass --data")
+    if not settings.data and not settings.self_talk_tokens:
+        raise TrainingError("self_talk: must be at least 1 without --data")
+    return added
+
+
+def with_exits(config: NviumConfig, layers: Sequence[int], adapter_hidden_size: int | None = None) -> NviumConfig:
+    """Add exits, with adapters as wide as the model by default. Raise `TrainingError` if the layers are invalid."""
+    added = {"exit_layers": list(layers), "adapter_hidden_size": adapter_hidden_size}
+    try:
+        return NviumConfig.from_dict(config.to_dict() | added)
+    except (ValueError, StrictDataclassError) as error:
+        raise TrainingError(str(error.__cause__ or error)) from error
+
+
+def exit_layers(text: str, num_layers: int) -> list[int]:
+    """Parse a number of exits, or layers such as `12,18,24`. Raise `TrainingError` if the model cannot have them."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise TrainingError(f"exits must be a number, or layers such as 12,18,24; got {text!r}") from error
+    if "," not in text:
+        if not 2 <= numbers[0] <= num_layers:
+            raise TrainingError(f"the number of exits must be in [2, {num_layers}], got {text}")
+        return [round(number * num_layers / numbers[0]) for number in range(1, numbers[0] + 1)]
+    if numbers != sorted(set(numbers)) or not 1 <= numbers[0] <= numbers[-1] <= num_layers:
+        raise TrainingError(f"the layers of exits must be in [1, {num_layers}] and increase, got {text}")
+    return numbers if numbers[-1] == num_layers else [*numbers, num_layers]

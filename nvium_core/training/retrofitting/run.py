@@ -1,15 +1,21 @@
 """A retrofit: initialise exits by least squares, train them on the base's distribution, then train routers as well.
 
+A linear map closes most of the gap between a middle layer and the last layer, without gradient steps. An adapter can
+represent a linear map exactly: SiLU(z) − SiLU(−z) = z, so two inner units together compute a linear function.
+
 Routers minimise −log π_mix plus β times the depth. β is steered so that the depth approaches the requested depth. If
 exits also learn the text, they then minimise −log π_mix plus a fraction of the KL. The backbone and its last exit are
 frozen. After the first minutes, TARGET contains exits that can be served. TARGET/retrofit/ contains the checkpoint and
 the log.
+
+Shapes: R rows, D width.
 """
 
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from nvium_core.model import mixture
@@ -18,14 +24,11 @@ from nvium_core.model.exits_file import write_exits
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import TrainingLoop
-from nvium_core.training.objective.beta import BetaControl, BetaSettings
-from nvium_core.training.objective.loss import ObjectiveResult, Phase
-from nvium_core.training.optimizer import OptimizerSettings
+from nvium_core.training.objective import ObjectiveResult, Phase
+from nvium_core.training.optimizer import BetaControl, BetaSettings, LearningRate, OptimizerSettings, RouterWarmup
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
 from nvium_core.training.retrofitting.model import WithExits
-from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 TOKENS_PER_STEP = 4_096
 FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
@@ -63,7 +66,7 @@ class RetrofitRun(TrainingLoop):
             objective=partial(retrofit_objective, model, learns_text=settings.exits_learn == "text"),
             optimizers=[AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)],
             clipped=parts,
-            beta=BetaControl.of(recipe.beta, recipe.num_steps, MAX_BETA),
+            beta=BetaControl(INITIAL_BETA, settings.depth, MAX_BETA),
             rows_per_pass=context,
         )
 
@@ -91,7 +94,8 @@ class RetrofitRun(TrainingLoop):
 
     def write(self, **measured: Any) -> None:
         """Write the exits to the target folder, in the base's dtype."""
-        tensors = {name: weight.to(self.model.stored) for name, weight in self.model.early_tensors().items()}
+        trained = {name: each for name, each in self.model.model.named_parameters() if each.requires_grad}
+        tensors = {name: weight.detach().to(self.model.stored) for name, weight in trained.items()}
         write_exits(tensors, self.about | measured, self.settings.target)
 
     def description(self) -> dict[str, Any]:
@@ -116,18 +120,52 @@ def recipe_of(settings: RetrofitSettings, model: WithExits, context: int) -> Rec
 def retrofit_objective(model: WithExits, batch: Batch, phase: Phase, *, learns_text: bool) -> ObjectiveResult:
     """Compute the KL and, once routers train, −log π_mix + β L_compute. Exits learn the text only if `learns_text`."""
     trains_routers = phase.progress >= ROUTERS_FROM
-    losses = model.losses(model.rows(batch))
-    nll_RE = losses.nll_RE if learns_text else losses.nll_RE.detach()
-    mix = mixture.mixture_nll(losses.log_p_RE, nll_RE).mean()
-    depth = mixture.mean_depth(losses.log_p_RE, model.model.config.exit_layers or []).mean()
+    kl_RE, nll_RE, log_p_RE = model.losses(model.rows(batch))
+    mix = mixture.mixture_nll(log_p_RE, nll_RE if learns_text else nll_RE.detach()).mean()
+    depth = mixture.mean_depth(log_p_RE, model.model.config.exit_layers or []).mean()
     kl_weight = TEXT_KL_WEIGHT if trains_routers and learns_text else 1.0
-    loss = kl_weight * losses.kl_RE.sum(1).mean() + (mix + phase.beta * depth if trains_routers else 0.0)
+    loss = kl_weight * kl_RE.sum(1).mean() + (mix + phase.beta * depth if trains_routers else 0.0)
     metrics = {
         "mix_loss": mix.detach(),
-        "exit_losses": losses.nll_RE.mean(0).detach(),
-        "original_loss": losses.original_nll_R.mean().detach(),
+        "exit_losses": nll_RE.mean(0).detach(),
+        "original_loss": nll_RE[:, -1].mean().detach(),
         "mean_depth": depth.detach(),
-        "kl": losses.kl_RE.mean(0).detach(),
-        "exit_probs": losses.log_p_RE.exp().mean(0).detach(),
+        "kl": kl_RE.mean(0).detach(),
+        "exit_probs": log_p_RE.exp().mean(0).detach(),
     }
     return ObjectiveResult(loss, metrics)
+
+
+RIDGE = 1e-4  # ridge penalty, as a share of the rows' mean square
+
+
+class LeastSquares:
+    """Finds the matrix M that minimises Σ |x M − y|² over all added rows."""
+
+    def __init__(self, width: int) -> None:
+        self._xx = torch.zeros(width, width, dtype=torch.float64)
+        self._xy = torch.zeros(width, width, dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add rows x and y, each [R, D]."""
+        self._xx += (x.T @ x).double()
+        self._xy += (x.T @ y).double()
+
+    def solve(self) -> Tensor:
+        """Return M [D, D] in float64."""
+        ridge = RIDGE * self._xx.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.linalg.solve(self._xx + ridge * torch.eye(len(self._xx)), self._xy)
+
+
+@torch.no_grad()
+def set_map(adapter: Adapter, map_DD: Tensor) -> None:
+    """Make the adapter x + down(SiLU(up(x))) equal to x M. With fewer than 2 D inner units, approximate M."""
+    up, down = adapter.up, adapter.down
+    left, sizes, right = torch.linalg.svd(map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64))
+    rank = min(len(sizes), len(up.weight) // 2)
+    root = sizes[:rank].sqrt()
+    into, out = (left[:, :rank] * root).T, right[:rank].T * root
+    up.weight.zero_()
+    down.weight.zero_()
+    up.weight[: 2 * rank].copy_(torch.cat([into, -into]))
+    down.weight[:, : 2 * rank].copy_(torch.cat([out, -out], 1))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
-from nvium_core.training.retrofitting.model import TeacherRows, WithExits
+from nvium_core.training.retrofitting.model import WithExits
 
 MIN_TEXTS = 3  # fewer texts have no standard error
 
@@ -49,11 +49,13 @@ class Measured:
 
 @torch.no_grad()
 def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> Measured:
-    parts = [
-        _measure_rows(model, model.rows(stream.batch(window, 1, context)))
-        for window in range(stream.num_windows(context))
-    ]
-    log_p_RE, nll_RE, kl_RE = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    log_p, chunks = list[Tensor](), list[tuple[Tensor, Tensor]]()
+    for window in range(stream.num_windows(context)):
+        rows = model.rows(stream.batch(window, 1, context))
+        log_p.append(mixture.log_exit_probs(model.route(rows)))
+        parts = (x.split(CHUNK_ROWS) for x in (torch.stack(model.outputs(rows), 1), rows.target_R))
+        chunks += [_measure_chunk(model.head, *chunk) for chunk in zip(*parts, strict=True)]
+    log_p_RE, nll_RE, kl_RE = (torch.cat(part).double() for part in (log_p, *map(list, zip(*chunks, strict=True))))
     mix_R = mixture.mixture_nll(log_p_RE, nll_RE)
     layers = list(model.model.config.exit_layers or [])
     means = zip(layers, nll_RE.mean(0).exp(), kl_RE.mean(0), log_p_RE.exp().mean(0), strict=True)
@@ -73,15 +75,8 @@ def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> 
     )
 
 
-def _measure_rows(model: WithExits, rows: TeacherRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p_k, −log π_k of the targets, and the KL from the base, [R, E] each."""
-    parts = (x.split(CHUNK_ROWS) for x in (torch.stack(model.outputs(rows), 1), rows.target_R))
-    results = [_measure_chunk(model.head, *chunk) for chunk in zip(*parts, strict=True)]
-    nll_RE, kl_RE = map(torch.cat, zip(*results, strict=True))
-    return mixture.log_exit_probs(model.route(rows)), nll_RE, kl_RE
-
-
 def _measure_chunk(head_VD: Tensor, output_CED: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return −log π_k of the targets and the KL from the base, [C, E] each."""
     log_CEV = F.linear(output_CED.to(head_VD.dtype), head_VD).float().log_softmax(-1)
     base_C1V = log_CEV[:, -1:]
     nll_CE = -log_CEV.gather(2, target_C[:, None, None].expand(-1, log_CEV.shape[1], 1)).squeeze(2)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core.evaluation.predictions import Window
+from nvium_core.evaluation.perplexity import Window
 from research.baselines.confidence import confident_exit, evaluate_calm, predict_exits
 from tests import reference
 from tests.byte_model import wrapped_tokenizer

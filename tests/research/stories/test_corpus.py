@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.texts import documents_of
 from research.stories.corpus import main
 
 LONG = "The wheel turned all day long. " * 7 + "It stopped."

@@ -4,7 +4,7 @@ from random import Random
 
 from typer.testing import CliRunner
 
-from nvium_core.training.data.conversations import read_conversations
+from nvium_core.training.data.texts import read_conversations
 from research.stories.__main__ import MATERIAL, material
 from research.tales.__main__ import app
 from research.tales.ask import with_article

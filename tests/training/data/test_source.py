@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.data.conversations import assistant, user
-from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.errors import DataError, TrainingError
 from nvium_core.training.data.source import chat_examples, prepare_text, validation_text
+from nvium_core.training.data.texts import END_OF_TEXT, assistant, user
 from nvium_core.training.data.tokens import save_tokenizer
-from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
 from tests.training.small_runs import WORDS, small_recipe

@@ -4,11 +4,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nvium_core import load_model
+from nvium_core.errors import TrainingError
 from nvium_core.text.chat_template import CHAT_TEMPLATE, ChatTemplate
-from nvium_core.training.data.conversations import assistant, example, user
-from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.data.texts import END_OF_TEXT, assistant, example, user
 from nvium_core.training.data.tokens import save_tokenizer, train_tokenizer
-from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import give_chat_template
 from tests.training.small_runs import WORDS
 

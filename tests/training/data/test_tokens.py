@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data.corpus import END_OF_TEXT
+from nvium_core.training.data.texts import END_OF_TEXT
 from nvium_core.training.data.tokens import encoded, train_tokenizer
 from tests.training.small_runs import WORDS
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nvium_core.errors import DataError
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.plan import LayerCall
-from nvium_core.training.data.conversations import Example
+from nvium_core.training.data.texts import Example
 from nvium_core.training.data.windows import (
     Batch,
     PackedConversations,
@@ -19,9 +20,8 @@ from nvium_core.training.data.windows import (
     packed,
     packed_batch,
 )
-from nvium_core.training.errors import DataError
 from tests.random_models import random_model
-from tests.training.objective.test_loss import outcome_of
+from tests.training.test_objective import outcome_of
 
 END = 0
 WINDOW = torch.tensor([[3, 4, END, 5, 6, 7, END, END, 8, 9, 10, END, 11]])

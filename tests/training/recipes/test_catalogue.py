@@ -6,10 +6,8 @@ import torch
 from transformers import initialization as init
 
 from nvium_core.training.initial import initial_model
-from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, recipe_named
-from nvium_core.training.recipes.paper import pretrained
-from nvium_core.training.recipes.recipe import ModelShape, RecipeError
-from nvium_core.training.recipes.twins import dense_twin, num_parameters
+from nvium_core.training.recipes.catalogue import EXAMPLES, RECIPES, pretrained, recipe_named
+from nvium_core.training.recipes.recipe import ModelShape, RecipeError, dense_twin, num_parameters
 
 DEPTHS = (6, 12, 24, 36, 48)
 PAPER_MILLIONS = {"24x128": 13, "24x256": 36, "24x512": 112, "24x768": 226, "24x1024": 381, "24x1536": 806}

@@ -5,8 +5,8 @@ from shutil import copytree
 
 import pytest
 
+from nvium_core.training.optimizer import LearningRate
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.schedule import LearningRate
 from tests.byte_model import END_OF_TEXT, TURNS, wrapped_tokenizer
 from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import llama_folder, random_llama

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,17 +9,18 @@ from torch import Tensor
 
 from nvium_core import NviumForCausalLM, load_model
 from nvium_core.choices import ExitTarget
+from nvium_core.errors import DataError, TrainingError
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.errors import DataError, TrainingError
 from nvium_core.training.loggers import Report
 from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.retrofitting.settings import checked_config
+from nvium_core.training.retrofitting.retrofit import checked_config
 from nvium_core.training.retrofitting.table import measure
 from nvium_core.training.retrofitting.texts import read_text
 from tests.byte_model import wrapped_tokenizer
@@ -159,13 +161,13 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
 def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: ExitTarget) -> Tensor:
     """Compute the exits' loss on one window from all logits."""
     rows = run.model.rows(run.stream.batch(window, 1, run.context))
-    losses = run.model.losses(rows)
-    kl = losses.kl_RE.sum(1).mean()
+    kl_RE, _, log_p_RE = run.model.losses(rows)
+    kl = kl_RE.sum(1).mean()
     if exits_learn == "original":
         return kl
     outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(run.model.early, rows.early, strict=True)]
     logits_REV = torch.stack([*outputs, rows.last_RD], 1) @ run.model.head.float().T
-    log_mix_RV = mixture.log_mixture(losses.log_p_RE.detach(), logits_REV)
+    log_mix_RV = mixture.log_mixture(log_p_RE.detach(), logits_REV)
     return module.TEXT_KL_WEIGHT * kl - log_mix_RV.gather(1, rows.target_R[:, None]).mean()
 
 
@@ -226,3 +228,49 @@ def test_a_folder_with_other_files_is_refused_before_a_text_that_is_too_short(ll
         retrofit(settings(llama, text, tmp_path))
     with pytest.raises(ValueError, match="too few"):
         retrofit(settings(llama, text, tmp_path / "target"))
+
+
+LLAMA = NviumConfig(num_hidden_layers=30, hidden_size=64, num_attention_heads=4, adapter_hidden_size=0)
+
+
+def changed_settings(**more: Any) -> RetrofitSettings:
+    return RetrofitSettings(**{"source": "llama", "target": Path("target"), "data": Path(__file__)} | more)
+
+
+@pytest.mark.parametrize(
+    ("exits", "layers"), [("4", [8, 15, 22, 30]), ("2", [15, 30]), ("12,18,24", [12, 18, 24, 30]), ("12,30", [12, 30])]
+)
+def test_exits_are_evenly_spaced_or_at_the_given_layers(exits, layers):
+    added = checked_config(changed_settings(exits=exits), LLAMA)
+    assert added.exit_layers == layers
+    assert added.adapter_hidden_size == 128
+    assert added.default_sampling == "original"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"exits": "20,"}, "must be a number, or layers such as 12,18,24"),
+        ({"exits": "1"}, r"number of exits must be in \[2, 30\], got 1"),
+        ({"exits": "31"}, r"number of exits must be in \[2, 30\], got 31"),
+        ({"exits": "20,10"}, r"must be in \[1, 30\] and increase, got 20,10"),
+        ({"exits": "12,40"}, r"must be in \[1, 30\] and increase, got 12,40"),
+        ({"exits": "0,12"}, r"must be in \[1, 30\] and increase, got 0,12"),
+        ({"depth": 0.2}, r"depth must be in \(0\.267, 1\), above the depth of the first exit, got 0\.2"),
+        ({"depth": 1.0}, "depth must be in"),
+        ({"data": Path("nowhere")}, "nowhere: no such file"),
+        ({"data": None, "exits_learn": "text"}, "exits_learn=text requires a text"),
+    ],
+)
+def test_invalid_settings_are_refused(wrong, reason):
+    with pytest.raises(TrainingError, match=reason):
+        checked_config(changed_settings(**wrong), LLAMA)
+
+
+def test_only_a_plain_llama_can_be_retrofitted():
+    with pytest.raises(TrainingError, match="already has exits or an adapter"):
+        checked_config(changed_settings(), NviumConfig(num_hidden_layers=2, exit_layers=[1, 2]))
+    with pytest.raises(TrainingError, match="llama: is a looped model, which cannot be retrofitted"):
+        checked_config(changed_settings(), NviumConfig(num_hidden_layers=2, num_loops=2, adapter_hidden_size=0))
+    with pytest.raises(TrainingError, match=r"llama: limits its logits \(final_logit_softcapping\)"):
+        checked_config(changed_settings(), NviumConfig(num_hidden_layers=2, logit_cap=30.0, adapter_hidden_size=0))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nvium_core.model import mixture
-from nvium_core.training.retrofitting.router_shift import log_odds, shift_routers, shift_to, shifted_log_exit_probs
+from nvium_core.training.retrofitting.model import log_odds, shift_routers, shift_to, shifted_log_exit_probs
 from tests.random_models import random_model
 
 LAYERS = [1, 2, 4]

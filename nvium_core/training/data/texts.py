@@ -1,23 +1,56 @@
-"""Chat files, and their conversations and plain texts as token ids for fine-tuning.
+"""Files of training text: documents, or conversations and plain texts, which become token ids for fine-tuning.
 
-A line of a file is a conversation (`messages` in OpenAI's format, text only) or a plain text. The tokenizer's chat
-template renders prompts, as in the server. So training and serving use the same prompts.
+A file of documents is UTF-8 text, plain or .xz, with `<|endoftext|>` lines between documents. A line of a chat file is
+a conversation (`messages` in OpenAI's format, text only) or a plain text. The tokenizer's chat template renders
+prompts, as in the server. So training and serving use the same prompts.
 
 Shapes: T tokens.
 """
 
 import json
-from collections.abc import Sequence
+import lzma
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.training.data.corpus import lines_of
-from nvium_core.training.errors import DataError
+from nvium_core.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def documents_of(path: Path) -> Iterator[str]:
+    """Stream the non-empty documents of a file. Raise `DataError` if there are none or the file is damaged."""
+    is_empty, document = True, list[str]()
+    for line in chain(lines_of(path), [END_OF_TEXT]):
+        if line.rstrip("\n") != END_OF_TEXT:
+            document.append(line)
+            continue
+        if text := "".join(document).strip("\n"):
+            is_empty = False
+            yield text
+        document.clear()
+    if is_empty:
+        raise DataError(f"{path}: no documents")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Stream the lines of a file, plain or .xz. Raise `DataError` for a damaged file, or a line that is not UTF-8."""
+    number = 0
+    try:
+        with cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {number}: is not UTF-8 text ({error.reason})") from error
+    except (OSError, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
 
 CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 ROLES = ("system", "user", "assistant")

@@ -1,15 +1,20 @@
-"""−log softmax of a linear head at the targets, in parts if there are many logits.
+"""The training objective: L_mix + α L_balance during the router warm-up, and L_mix + β L_compute afterwards.
 
-The forward pass computes a part of the logits at a time and discards them. The backward pass computes them again. This
-saves memory. On a CPU, a part is a block of words, which stays in the cache. On a GPU, a part is a chunk of rows, and
-there are several only if memory is short. PyTorch's chunked `linear_cross_entropy` is unsuitable: it computes gradients
-in the forward pass, before the weights of the exits in the mixture are known.
+Another objective takes the same arguments, and returns an `ObjectiveResult`.
 
-Shapes: R rows, C rows of a chunk, D width, V vocabulary, W words of a block, S two more than D, X any.
+`head_nll` computes −log softmax of a linear head at the targets in parts, if there are many logits. The forward pass
+computes a part of the logits at a time and discards them. The backward pass computes them again. This saves memory. On
+a CPU, a part is a block of words, which stays in the cache. On a GPU, a part is a chunk of rows, and there are several
+only if memory is short. PyTorch's chunked `linear_cross_entropy` is unsuitable: it computes gradients in the forward
+pass, before the weights of the exits in the mixture are known.
+
+Shapes: B windows, T tokens, E exits, R rows, C rows of a chunk, D width, V vocabulary, W words of a block, S two more
+than D, X any.
 """
 
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +22,65 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nvium_core.model.nvium import token_nll
+from nvium_core.model import mixture
+from nvium_core.model.nvium import Nvium, token_nll
+from nvium_core.training.data.windows import Batch
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The current step, the share of steps done, and the weights α of L_balance and β of L_compute.
+
+    α and β are 0-dimensional tensors, so that a compiled objective is not recompiled when they change.
+    """
+
+    step: int
+    progress: float
+    alpha: Tensor
+    beta: Tensor
+
+
+class ObjectiveResult(NamedTuple):
+    """The mean loss over a batch's counted targets, and detached metrics, with the mean −log π_mix as `mix_loss`."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+def counted_mean(value_BT: Tensor, batch: Batch) -> Tensor:
+    """Average a value [B, T, …] over the counted targets. The result keeps the dimensions after T."""
+    counted_BT = batch.counted.to(value_BT.dtype)
+    weights = counted_BT.view(*counted_BT.shape, *(1 for _ in value_BT.shape[2:]))
+    return (value_BT * weights).sum((0, 1)) / counted_BT.sum().clamp_min(1)
+
+
+def token_losses(model: Nvium, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each target, log w [B, T, E, 2], log p [B, T, E] and −log π_k of the target [B, T, E].
+
+    Unlike the model's `forward`, this does not compute the whole distribution π_mix.
+    """
+    states = model.hidden_states(batch.inputs, batch.positions, batch.attention())
+    log_w, outputs = model.exit_outputs(states)
+    head = model.lm_head
+    nll = [head_nll(head.scale * o_BTD, head.weight, batch.targets) for o_BTD in outputs]
+    return log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1)
+
+
+def nvium_objective(model: Nvium, batch: Batch, phase: Phase) -> ObjectiveResult:
+    """Compute L_mix + α L_balance + β L_compute (paper, section on training)."""
+    log_w, log_p, exit_nll = token_losses(model, batch)
+    mix = counted_mean(mixture.mixture_nll(log_p, exit_nll), batch)
+    compute = counted_mean(mixture.mean_depth(log_p, model.config.exit_layers or []), batch)
+    balance = counted_mean(mixture.balance_penalty(log_w), batch)
+    metrics = {
+        "exit_probs": counted_mean(log_p.detach().exp(), batch),
+        "exit_losses": counted_mean(exit_nll.detach(), batch),
+        "mix_loss": mix.detach(),
+        "mean_depth": compute.detach(),
+        "balance_loss": balance.detach(),
+    }
+    return ObjectiveResult(mix + phase.alpha * balance + phase.beta * compute, metrics)
+
 
 CHUNK_ROWS = 512
 BLOCK_WORDS = 512

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvium_core.training.data.conversations import assistant, example, read_conversations, system, user
-from nvium_core.training.data.corpus import END_OF_TEXT
-from nvium_core.training.errors import DataError
+from nvium_core.errors import DataError
+from nvium_core.training.data.texts import END_OF_TEXT, assistant, example, read_conversations, system, user
 
 TALK = [system("Be kind."), user("Thé cat?"), assistant("It ran.")]
 GOOD = json.dumps({"messages": TALK, "source": "here"}, ensure_ascii=False)

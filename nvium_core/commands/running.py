@@ -1,5 +1,8 @@
-"""`nvium generate` and `nvium chat`."""
+"""`nvium serve`, `nvium generate` and `nvium chat`."""
 
+import gc
+import os
+import signal
 import sys
 from dataclasses import fields
 from typing import Annotated, Any
@@ -10,6 +13,33 @@ from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.validation import InvalidRequest, require_threshold
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
+
+
+@takes(ServerOptions)
+def serve(model: ModelArgument = None, **given: Any) -> None:
+    """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
+    # Exit on SIGTERM until the server installs its own handler, because PID 1 of a container ignores SIGTERM by
+    # default. Exit with `os._exit`, because a module that is being imported may swallow an exception.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    gc.disable()  # until the server is ready: collections take a tenth of its start
+    try:
+        from nvium_core.text.renderer import RENDERER
+        from server.settings import read_settings
+        from server.telemetry.logs import configure_logs, logged_if_slow
+
+        settings = read_settings(given if model is None else given | {"model": model})
+        configure_logs(settings.log_level)
+        if settings.model and not settings.replicas:  # its chat template is probably not ours
+            RENDERER.prepare()  # takes as long as the imports below
+        with logged_if_slow("starting"):
+            if settings.replicas:
+                from server.replicas.gateway import run
+            else:
+                from server.app import run
+        run(settings)
+    finally:
+        gc.enable()
+
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
 ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts", "cache_dtype"

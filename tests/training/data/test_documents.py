@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from nvium_core.errors import DataError
 from nvium_core.training.data import tokens
-from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.source import prepare_text
+from nvium_core.training.data.texts import documents_of
 from nvium_core.training.data.tokens import write_tokens
-from nvium_core.training.errors import DataError
 from tests.training.small_runs import small_corpus, small_recipe
 
 TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|>\n\n<|endoftext|>\nThrée.\n"

@@ -1,7 +1,7 @@
 import pytest
 
-from nvium_core.training.checkpoint import STATE, read_state
-from nvium_core.training.errors import TrainingError
+from nvium_core.errors import TrainingError
+from nvium_core.training.run_folder import STATE, read_state
 from tests.training.small_runs import advance, options, small_recipe, start
 
 

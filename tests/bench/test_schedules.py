@@ -8,7 +8,7 @@ import pytest
 
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.bench.contenders.contender import Generation, Workload
-from nvium_core.bench.tied_limit import possible, rows_of_passes, tied_pass_seconds
+from nvium_core.bench.schedules import possible, rows_of_passes, tied_pass_seconds
 from tests.random_models import random_model
 
 Q4_MS = {1: 84.0, 2: 98.0, 4: 119.0, 8: 184.0, 16: 335.0}

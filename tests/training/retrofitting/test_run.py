@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nvium_core.model.exits import Adapter
-from nvium_core.training.retrofitting.least_squares import LeastSquares, set_map
+from nvium_core.training.retrofitting.run import LeastSquares, set_map
 from tests.random_models import random_model
 
 WIDTH = 16
