@@ -30,14 +30,13 @@ import torch
 from nvium_core.bench.figures import write_json
 from nvium_core.choices import Device
 from nvium_core.errors import TrainingError
-from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
-from nvium_core.evaluation.suite import description, twin_figures
+from nvium_core.evaluation.suite import description, perplexity_gain, twin_figures
 from nvium_core.loading import load_model
+from nvium_core.options import RunOptions
 from nvium_core.training.caveats import warnings
 from nvium_core.training.data.source import ORIGIN, TOKENS, prepare_text
 from nvium_core.training.data.texts import documents_of
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepare_run

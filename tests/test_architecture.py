@@ -25,7 +25,7 @@ MODULES = {
 }
 
 CORE = "nvium_core"
-WORDS, ERRORS = f"{CORE}.choices", f"{CORE}.errors"
+WORDS, ERRORS, OPTIONS = f"{CORE}.choices", f"{CORE}.errors", f"{CORE}.options"
 MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
@@ -45,12 +45,12 @@ MAY_IMPORT = {
     LLM: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TEXT),
     TERMINAL: (WORDS, ERRORS, MODEL, LOADING, ENGINE, LLM),
     ENGINE: (WORDS, ERRORS, MODEL, ENGINE),
-    TRAINING: (WORDS, ERRORS, MODEL, TEXT, TRAINING),
-    f"{TRAINING}.retrofitting": (WORDS, ERRORS, MODEL, ENGINE, TEXT, TRAINING),
+    TRAINING: (WORDS, ERRORS, MODEL, TEXT, OPTIONS, TRAINING),
+    f"{TRAINING}.retrofitting": (WORDS, ERRORS, MODEL, ENGINE, TEXT, OPTIONS, TRAINING),
     SCHEDULE: (WORDS, ERRORS, SCHEDULE, *ASKED_AND_TOLD),
     DEVICE: (WORDS, ERRORS, MODEL, *STEPS, DEVICE, *ASKED_AND_TOLD),
     TEXT: (WORDS, ERRORS, TEXT),
-    f"{CORE}.options": (WORDS, f"{ENGINE}.config"),
+    OPTIONS: (WORDS, ERRORS, f"{ENGINE}.config"),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH, EVALUATION),
     BENCH: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH),
     "server": ("server", CORE, ERRORS),
@@ -61,7 +61,7 @@ MAY_IMPORT = {
 
 COMMANDS = (f"{CORE}.cli", f"{CORE}.commands")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
-TORCH_FREE = (SCHEDULE, f"{CORE}.options", *ASKED_AND_TOLD)
+TORCH_FREE = (SCHEDULE, OPTIONS, *ASKED_AND_TOLD)
 """Scheduling and the engine's interface; only `engine.device` computes with tensors."""
 READS_ENVIRONMENT = {"server.settings", f"{CORE}.bench.contenders.llama_cpp"}
 """The settings, and a benchmark that reads a variable of another package."""

@@ -56,7 +56,7 @@ def generate(
     **given: Any,
 ) -> None:
     """Continue a prompt in the terminal, each token coloured by its exit. Statistics go to standard error."""
-    from nvium_core import terminal
+    from nvium_core import LLM, terminal
 
     try:
         text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
@@ -64,7 +64,7 @@ def generate(
     except UnicodeError as error:
         raise InvalidRequest("prompt", "must be valid UTF-8 text") from error
     params = chosen_params(given, max_tokens)
-    terminal.continue_text(terminal.Terminal(), language_model(model, given), text, params)
+    terminal.continue_text(terminal.Terminal(), LLM(model, max_sequences=1, **given), text, params)
 
 
 @takes(ModelOptions)
@@ -80,11 +80,11 @@ def chat(
     **given: Any,
 ) -> None:
     """Chat with a model through its chat template; each line of standard input is a message."""
-    from nvium_core import SamplingParams, terminal
+    from nvium_core import LLM, SamplingParams, terminal
 
     params = chosen_params(given, max_tokens)
     SamplingParams(**params)  # check the values before loading the model
-    llm, streams = language_model(model, given), terminal.Terminal()
+    llm, streams = LLM(model, max_sequences=1, **given), terminal.Terminal()
     if model is None:
         streams.remarks.print(BUNDLED, style="dim")
     terminal.converse(streams, llm, typed_line if sys.stdin.isatty() else input, system, params)
@@ -109,9 +109,3 @@ def chosen_params(given: dict[str, Any], max_tokens: int | None) -> dict[str, An
         require_threshold(threshold, "exit_threshold")
         params["threshold"] = threshold
     return params if max_tokens is None else params | {"max_tokens": max_tokens}
-
-
-def language_model(model: str | None, given: dict[str, Any]) -> Any:
-    from nvium_core import LLM
-
-    return LLM(model, max_sequences=1, **given)

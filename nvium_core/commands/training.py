@@ -7,7 +7,7 @@ import typer
 
 from nvium_core.choices import Precision
 from nvium_core.commands.options import DeviceOption, takes
-from nvium_core.training.options import RetrofitSettings, RunOptions
+from nvium_core.options import RetrofitSettings, RunOptions
 
 
 @takes(RunOptions)

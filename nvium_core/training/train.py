@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.errors import TrainingError
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE
+from nvium_core.options import RunOptions
 from nvium_core.training.caveats import MAX_SHARE, too_few_tokens, warnings
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.windows import Windows
@@ -30,7 +31,6 @@ from nvium_core.training.loggers import Report, module_of, read_log
 from nvium_core.training.loop import TrainingLoop, fast_dtype
 from nvium_core.training.objective import nvium_objective
 from nvium_core.training.optimizer import BetaControl, optimizers
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import follow, note
 from nvium_core.training.run_folder import State, owned, write_model

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvium_core.bench.figures import Figures, write_json
-from nvium_core.evaluation.paired import perplexity_gain
-from nvium_core.evaluation.suite import check_dense, description, twin_figures
+from nvium_core.evaluation.suite import check_dense, description, perplexity_gain, twin_figures
 from nvium_core.loading import LoadedModel, load_model
+from nvium_core.options import RunOptions
 from nvium_core.training.data.texts import documents_of
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe, dense_twin
 from nvium_core.training.train import train

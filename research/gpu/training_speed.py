@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.bench.figures import ENOUGH_SECONDS, Figures, arithmetic_rate, write_json
 from nvium_core.model.flops import flops_per_token
+from nvium_core.options import RunOptions
 from nvium_core.training.data.windows import PackedStream
 from nvium_core.training.optimizer import BetaSettings
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun

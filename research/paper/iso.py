@@ -17,8 +17,8 @@ from nvium_core.bench.figures import Figures, write_json
 from nvium_core.bench.harness import Subject, interleaved, load_subject
 from nvium_core.bench.shapes import random_rival
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.evaluation.paired import Interval, Sample, interval, with_interval
 from nvium_core.evaluation.perplexity import EvaluationError
+from nvium_core.evaluation.suite import Interval, Sample, interval, with_interval
 from nvium_core.model.config import univium_config
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import Nvium

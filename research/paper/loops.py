@@ -23,13 +23,12 @@ from nvium_core.bench.harness import Subject, count, interleaved, ratio, subject
 from nvium_core.bench.peers import rates, shares, summary
 from nvium_core.engine.device.memory import page_bytes
 from nvium_core.engine.device.processor import use_processor
-from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
-from nvium_core.evaluation.suite import description
+from nvium_core.evaluation.suite import description, perplexity_gain
 from nvium_core.loading import load_model
 from nvium_core.model.checkpoint import MODEL_FOLDER
+from nvium_core.options import RunOptions
 from nvium_core.training.data.texts import documents_of
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
 

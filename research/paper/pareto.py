@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import shown
-from nvium_core.evaluation.paired import with_interval
 from nvium_core.evaluation.perplexity import EvaluationError
+from nvium_core.evaluation.suite import with_interval
 from nvium_core.training.caveats import caveats, warnings
 from research.markdown import Row, table
 from research.paper.results import SCALES

@@ -17,12 +17,11 @@ from itertools import product
 from pathlib import Path
 
 from nvium_core.bench.figures import Figures, write_json
-from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import EvaluationError, evaluate
-from nvium_core.evaluation.suite import description, twin_figures
+from nvium_core.evaluation.suite import description, perplexity_gain, twin_figures
 from nvium_core.loading import LoadedModel, load_model
+from nvium_core.options import RunOptions
 from nvium_core.training.data.texts import documents_of
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
 

@@ -31,8 +31,7 @@ from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.evaluation.paired import Sample, interval, perplexity_price
-from nvium_core.evaluation.suite import description
+from nvium_core.evaluation.suite import Sample, description, interval, perplexity_price
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention

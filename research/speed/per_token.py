@@ -29,8 +29,7 @@ from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import FailureEvent, TokenEvent
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.evaluation.paired import Interval, interval, with_interval
-from nvium_core.evaluation.suite import check_dense, description
+from nvium_core.evaluation.suite import Interval, check_dense, description, interval, with_interval
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import Nvium
 from nvium_core.training.caveats import caveats, warnings

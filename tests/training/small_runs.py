@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from nvium_core.options import RunOptions
 from nvium_core.training.data.texts import END_OF_TEXT
-from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepare_run

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nvium_core.errors import DataError, NviumError, TrainingError
+from nvium_core.options import RunOptions
 from nvium_core.training.data.source import prepare_text
-from nvium_core.training.options import RunOptions
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import show, train
 from tests.limits import no_file_larger_than

@@ -128,17 +128,11 @@ class Lineup:
         with ExitStack() as stack:
             if self.twin is not None and TWIN in self.selected:
                 contenders[TWIN] = contender(engine_for(self.twin, workload), workload, BASELINE)
-            contenders |= self._in_llama_cpp(workload, stack)
+            for kind in self.files:
+                runs = partial(self._builds_of, kind, workload, stack)
+                contenders |= runs(repacks=True) or runs(repacks=False)  # if all builds crash when they repack weights
             is_on_cpu = self.subject.model.device.type == "cpu"
             yield {name: watched(each) if is_on_cpu else each for name, each in contenders.items()}
-
-    def _in_llama_cpp(self, workload: Workload, stack: ExitStack) -> dict[str, Contender]:
-        """Start every build of llama.cpp with each file. If all crash when they repack weights, start them without."""
-        contenders: dict[str, Contender] = {}
-        for kind in self.files:
-            runs = partial(self._builds_of, kind, workload, stack)
-            contenders |= runs(repacks=True) or runs(repacks=False)
-        return contenders
 
     def _builds_of(
         self, kind: FileKind | None, workload: Workload, stack: ExitStack, *, repacks: bool

@@ -20,13 +20,13 @@ from nvium_core.model.exits_file import describe_exits, digest_of
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.source import is_gguf
+from nvium_core.options import RetrofitSettings
 from nvium_core.training.caveats import warnings
 from nvium_core.training.data.source import text_digest
 from nvium_core.training.data.texts import Example
 from nvium_core.training.data.windows import PackedConversations
 from nvium_core.training.initial import check_head
 from nvium_core.training.loop import fast_dtype
-from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.reports import follow, note
 from nvium_core.training.retrofitting.model import WithExits, shift_to_depth
 from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun

@@ -21,12 +21,12 @@ from torch.optim import AdamW
 from nvium_core.model import mixture
 from nvium_core.model.exits import Adapter
 from nvium_core.model.exits_file import write_exits
+from nvium_core.options import RetrofitSettings
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.initial import shape_of
 from nvium_core.training.loop import TrainingLoop
 from nvium_core.training.objective import ObjectiveResult, Phase
 from nvium_core.training.optimizer import BetaControl, BetaSettings, LearningRate, OptimizerSettings, RouterWarmup
-from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.retrofitting.model import WithExits
 

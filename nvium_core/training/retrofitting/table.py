@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
-from nvium_core.training.retrofitting.model import WithExits
+from nvium_core.training.retrofitting.model import CHUNK_ROWS, WithExits
 
 MIN_TEXTS = 3  # fewer texts have no standard error
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.options import RunOptions
+from nvium_core.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import train
 from research.paper import vocabulary

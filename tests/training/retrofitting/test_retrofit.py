@@ -14,9 +14,9 @@ from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT
+from nvium_core.options import RetrofitSettings
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.loggers import Report
-from nvium_core.training.options import RetrofitSettings
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
