@@ -24,6 +24,12 @@ Figures = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 
+BUFFER_BYTES = 2**30  # size of the buffer that is read; larger than the CPU's caches
+ENOUGH_SECONDS = 0.02  # the matrices grow until one product takes this long
+
+MIN_WIDTH, MAX_WIDTH = 128, 8192
+TRIES = 5
+
 
 def provenance() -> Figures:
     """Return the command without the folders of its files, the first processor, and in a checkout the commit."""
@@ -65,13 +71,6 @@ def _commit() -> str:
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.h")
     return git("rev-parse", "--short=8", "HEAD") + ("-dirty" if changed else "")
-
-
-BUFFER_BYTES = 2**30  # size of the buffer that is read; larger than the CPU's caches
-ENOUGH_SECONDS = 0.02  # the matrices grow until one product takes this long
-
-MIN_WIDTH, MAX_WIDTH = 128, 8192
-TRIES = 5
 
 
 def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:

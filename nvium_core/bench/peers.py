@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nvium_core.bench.contenders.contender import ContenderFailed, Generation, Workload, states
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup, workloads
-from nvium_core.bench.figures import BUFFER_BYTES, Figures, machine
+from nvium_core.bench.figures import Figures, machine
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.shapes import num_parameters
 
@@ -27,7 +27,6 @@ def measure(
     prompts: Sequence[int] = (512, 2048),
     against: Collection[str] = OTHERS,
     seconds: float = 60,
-    buffer_bytes: int = BUFFER_BYTES,
 ) -> Figures:
     """Measure all contenders at each number of sequences. Also measure the machine.
 
@@ -57,7 +56,7 @@ def measure(
         "twin": chosen.twin
         and {"parameters": num_parameters(chosen.twin.config), "mlp_width": chosen.twin.config.intermediate_size},
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")}
-        | machine(subject.model.lm_head.weight, buffer_bytes),
+        | machine(subject.model.lm_head.weight),
         "llama_cpp": chosen.builds,
         "left_out": chosen.left_out,
         "rows": rows,

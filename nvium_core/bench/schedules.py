@@ -34,6 +34,10 @@ from nvium_core.model.plan import is_tied
 OVER, SHARE = f"over_{BASELINE}", "share_reached"
 SCHEDULES: tuple[Schedule, ...] = OURS, SWEEP, BASELINE
 
+PASS_TOKENS = 8  # tokens of a sequence while passes are timed
+
+Distribution = NDArray[np.float64]
+
 
 def measure(
     subject: Subject, *, sequences: Sequence[int] = (1, 2, 4, 8), tokens: int = 256, repeats: int = 9
@@ -86,11 +90,6 @@ def table(figures: Figures) -> Table:
             result.add_row("", f"share of {OURS}", "", spread(SHARE, row["limit"]))
         result.add_section()
     return result
-
-
-PASS_TOKENS = 8  # tokens of a sequence while passes are timed
-
-Distribution = NDArray[np.float64]
 
 
 def pass_workloads(workload: Workload, num_blocks: int) -> list[Workload]:

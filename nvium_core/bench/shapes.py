@@ -56,6 +56,13 @@ OURO_1_4B: dict[str, Any] = {
 
 PUBLISHED = {"ouro-1.4b": OURO_1_4B}
 
+PARTS = (
+    *("qkv_bias", "qk_norm", "no_rope_layers", "attention_bias", "mlp_bias", "mlp_gated", "hidden_act"),
+    *("num_loops", "norms_loops", "layer_norms", "router", "windows", "window_rope_parameters"),
+    *("attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale", "logit_scale"),
+)
+"""Fields of optional parts. Their defaults are Llama's."""
+
 
 @torch.no_grad()
 def random_weights(config: NviumConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> NviumForCausalLM:
@@ -125,14 +132,6 @@ def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
             bias = bias[EXIT : EXIT + 1] - bias[CONTINUE]
         dtype = torch.promote_types(weight.dtype, torch.float32)
         router.head.bias = nn.Parameter(bias.to(weight.device, dtype))
-
-
-PARTS = (
-    *("qkv_bias", "qk_norm", "no_rope_layers", "attention_bias", "mlp_bias", "mlp_gated", "hidden_act"),
-    *("num_loops", "norms_loops", "layer_norms", "router", "windows", "window_rope_parameters"),
-    *("attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale", "logit_scale"),
-)
-"""Fields of optional parts. Their defaults are Llama's."""
 
 
 def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:

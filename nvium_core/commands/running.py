@@ -14,6 +14,9 @@ from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.validation import InvalidRequest, require_threshold
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
+BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
+ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts", "cache_dtype"
+
 
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
@@ -39,10 +42,6 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
         run(settings)
     finally:
         gc.enable()
-
-
-BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
-ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts", "cache_dtype"
 
 
 @takes(ModelOptions)

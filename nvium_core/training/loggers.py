@@ -1,7 +1,6 @@
 """A run's metrics: log.jsonl, a figure of it, TensorBoard and Weights & Biases. Their packages are optional."""
 
 import json
-import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -9,12 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from nvium_core.errors import TrainingError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 LOG = "log.jsonl"  # in a run's folder
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 """Names of `--logger`, and the modules that they need."""
 
 Report = dict[str, Any]
 """A step's metrics by name. Values are numbers, lists with one number per exit, or texts."""
+
+SIZE_INCHES = (12, 3.6)
+PANELS = {
+    "loss, nats per token": {"mix_loss": "mixture", "validation_loss": "validation", "exit_losses": "exit"},
+    "share of the tokens": {"exit_probs": "exit"},
+    "mean depth, share of the layers": {"mean_depth": ""},
+}
+"""Panels by title: the labels of the curves by field of the log. A field with a number per exit has several curves."""
 
 
 class RunLog:
@@ -25,7 +35,8 @@ class RunLog:
         self.path = folder / LOG
         partial = folder / "log.partial"
         try:
-            partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
+            kept = (report for report in complete_reports(self.path) if report["step"] <= first_step)
+            partial.write_text("".join(f"{json.dumps(report)}\n" for report in kept), encoding="utf-8")
             partial.replace(self.path)
             self.file = self.path.open("a", encoding="utf-8")
         except OSError as error:
@@ -46,28 +57,21 @@ class RunLog:
         return TrainingError(f"{self.path}: cannot write the log ({error}); the last checkpoint is intact")
 
 
-def lines_up_to(log: Path, step: int) -> list[str]:
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if 0 < step_of(line) <= step]
-
-
 def read_log(folder: Path) -> list[Report]:
     """Return the complete lines of the log in a run's folder. Raise `TrainingError` if there are none."""
-    log = folder / LOG
-    reports = [json.loads(line) for line in lines_up_to(log, sys.maxsize)]
+    reports = complete_reports(folder / LOG)
     if not reports:
-        raise TrainingError(f"{log}: no such log, or it has no steps yet")
+        raise TrainingError(f"{folder / LOG}: no such log, or it has no steps yet")
     return reports
 
 
-def step_of(line: str) -> int:
-    """Return the step of a log line, or 0 if the line is incomplete."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
+def complete_reports(log: Path) -> list[Report]:
+    """Parse a log, without the incomplete line of a run that was killed. Return nothing if there is no log."""
+    reports = list[Report]()
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        with suppress(ValueError):
+            reports.append(json.loads(line))
+    return reports
 
 
 class TensorBoard:
@@ -113,18 +117,6 @@ def by_name(report: Report) -> dict[str, float | str]:
     lists = {name: values for name, values in report.items() if isinstance(values, list)}
     exits = {f"{name}/{exit_}": number for name, values in lists.items() for exit_, number in enumerate(values, 1)}
     return {name: value for name, value in report.items() if name not in {"step", *lists}} | exits
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-SIZE_INCHES = (12, 3.6)
-PANELS = {
-    "loss, nats per token": {"mix_loss": "mixture", "validation_loss": "validation", "exit_losses": "exit"},
-    "share of the tokens": {"exit_probs": "exit"},
-    "mean depth, share of the layers": {"mean_depth": ""},
-}
-"""Panels by title: the labels of the curves by field of the log. A field with a number per exit has several curves."""
 
 
 def plot(folder: Path, file: Path) -> None:

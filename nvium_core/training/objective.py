@@ -26,6 +26,13 @@ from nvium_core.model import mixture
 from nvium_core.model.nvium import Nvium, token_nll
 from nvium_core.training.data.windows import Batch
 
+CHUNK_ROWS = 512
+BLOCK_WORDS = 512
+MAX_EXPONENT = 64  # its exponential is finite in float32, also summed over all words
+MAX_LOGITS = 2**26  # if there are more logits, they are computed in parts
+BYTES_PER_LOGIT = 64  # of a GPU's free memory: eight exits' logits in bfloat16 and float32, with some to spare
+CHUNKS = 8  # into which a GPU's logits are split at least
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -80,14 +87,6 @@ def nvium_objective(model: Nvium, batch: Batch, phase: Phase) -> ObjectiveResult
         "balance_loss": balance.detach(),
     }
     return ObjectiveResult(mix + phase.alpha * balance + phase.beta * compute, metrics)
-
-
-CHUNK_ROWS = 512
-BLOCK_WORDS = 512
-MAX_EXPONENT = 64  # its exponential is finite in float32, also summed over all words
-MAX_LOGITS = 2**26  # if there are more logits, they are computed in parts
-BYTES_PER_LOGIT = 64  # of a GPU's free memory: eight exits' logits in bfloat16 and float32, with some to spare
-CHUNKS = 8  # into which a GPU's logits are split at least
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:

@@ -20,6 +20,13 @@ from transformers.utils.logging import disable_progress_bar
 from nvium_core.errors import TrainingError
 from nvium_core.training.data.tokens import save_tokenizer
 
+State = dict[str, Any]
+
+STATE = "state.pt"
+PARTS = {"model", "optimizers", "beta", "step", "recipe"}
+FORMAT = 8
+"""Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
+
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
@@ -50,14 +57,6 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise TrainingError(f"{partial}: cannot write the model ({error}); the checkpoint is intact") from error
-
-
-State = dict[str, Any]
-
-STATE = "state.pt"
-PARTS = {"model", "optimizers", "beta", "step", "recipe"}
-FORMAT = 8
-"""Version of the checkpoint format, 1 for files without a version. Increment it if `Recipe` or an optimiser changes."""
 
 
 def restore(state: State, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

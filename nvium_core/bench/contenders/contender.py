@@ -15,6 +15,8 @@ from nvium_core.engine.device import processor
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.errors import NviumError
 
+QUIET_SHARE = 0.01  # maximum share of a quiet turn's time that is stolen, or in which the thread pool runs alone
+
 
 class NotAvailable(NviumError, RuntimeError):
     """A contender cannot run here. The message says why."""
@@ -65,9 +67,6 @@ Contender = Callable[[int], Generation]
 """Runs a workload once. Such a run is a *turn*. The argument is the turn's number."""
 
 
-QUIET_SHARE = 0.01  # maximum share of a quiet turn's time that is stolen, or in which the thread pool runs alone
-
-
 def watched(contender: Contender) -> Contender:
     """Record in each generation what disturbed it."""
 
@@ -91,16 +90,13 @@ def alone_seconds() -> float:
     return library.alone_nanoseconds() / 1e9 if library else 0.0
 
 
-def is_disturbed(turn: Generation) -> bool:
-    stolen_share = turn.stolen_seconds / (os.cpu_count() or 1) / turn.seconds
-    return max(stolen_share, turn.alone_seconds / turn.seconds) > QUIET_SHARE
-
-
 def states(turns: Sequence[Generation], speeds: Sequence[float]) -> Figures:
     """Return what disturbed each turn, and the median speeds of quiet and of disturbed turns if there are any."""
     by_state: dict[str, list[float]] = {"quiet": [], "disturbed": []}
     for turn, speed in zip(turns, speeds, strict=True):
-        by_state["disturbed" if is_disturbed(turn) else "quiet"].append(speed)
+        stolen_share = turn.stolen_seconds / (os.cpu_count() or 1) / turn.seconds
+        is_quiet = max(stolen_share, turn.alone_seconds / turn.seconds) <= QUIET_SHARE
+        by_state["quiet" if is_quiet else "disturbed"].append(speed)
     return {
         "stolen_seconds": [turn.stolen_seconds for turn in turns],
         "alone_seconds": [turn.alone_seconds for turn in turns],

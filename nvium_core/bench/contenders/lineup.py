@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ def workloads(subject: Subject, sequences: Iterable[int], tokens: int) -> list[W
     return [Workload(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
 
 
-def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: Any) -> Engine:
+def engine_for(model: Nvium, workload: Workload, *others: Workload) -> Engine:
     """Build an engine without prefix caching. Its KV cache has room for all sequences of the workload.
 
     Also for `others`, which need no warm-up.
@@ -75,7 +74,7 @@ def engine_for(model: Nvium, workload: Workload, *others: Workload, **config: An
     warm = max(workload.num_positions, len(workload.prompt) + WARM_UP_TOKENS)
     room = max(cache_tokens(workload, warm), *(cache_tokens(each, each.num_positions) for each in others), 0)
     max_sequences = max(each.num_sequences for each in (workload, *others))
-    return Engine(model, EngineConfig(max_sequences=max_sequences, cache_tokens=room, prefix_caching=False, **config))
+    return Engine(model, EngineConfig(max_sequences=max_sequences, cache_tokens=room, prefix_caching=False))
 
 
 def contender(engine: Engine, workload: Workload, schedule: Schedule) -> Contender:

@@ -30,6 +30,10 @@ from nvium_core.bench.figures import Figures
 NEEDED = ("llama_cpp", "gguf")
 MIN_BATCH_TOKENS = 512  # llama.cpp's default
 
+PACKAGE = "llama_cpp"
+
+SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+
 
 def check_available(device: str) -> None:
     """Raise `NotAvailable` if llama.cpp cannot run here."""
@@ -197,11 +201,6 @@ def _serve(connection: Connection, arguments: tuple[Any, ...], options: dict[str
                     connection.send(model.generate(connection.recv()))
         except ContenderFailed as failure:
             connection.send(failure)
-
-
-PACKAGE = "llama_cpp"
-
-SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 
 def builds() -> dict[str, Path]:

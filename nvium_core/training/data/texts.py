@@ -23,6 +23,16 @@ from nvium_core.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 
+CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
+ROLES = ("system", "user", "assistant")
+
+Message = dict[str, str]
+"""A message with `role` and `content`."""
+
+Conversation = list[Message]
+
+Line = Conversation | str  # a conversation or a plain text
+
 
 def documents_of(path: Path) -> Iterator[str]:
     """Stream the non-empty documents of a file. Raise `DataError` if there are none or the file is damaged."""
@@ -50,17 +60,6 @@ def lines_of(path: Path) -> Iterator[str]:
         raise DataError(f"{path}, line {number}: is not UTF-8 text ({error.reason})") from error
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
-ROLES = ("system", "user", "assistant")
-
-Message = dict[str, str]
-"""A message with `role` and `content`."""
-
-Conversation = list[Message]
-
-Line = Conversation | str  # a conversation or a plain text
 
 
 def system(text: str) -> Message:

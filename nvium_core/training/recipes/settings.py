@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 
 NUMBERS: dict[type, str] = {int: "an integer such as 100000", float: "a number such as 1e-3"}
-
 
 Setting = tuple[list[str], str, str]
 """The path of a field, its value as text, and the command-line option."""
@@ -62,17 +61,14 @@ def parse_value(text: str, kind: Any) -> Any:
         return None if text == "none" else parse_value(text, kind)
     if get_origin(kind) is tuple:
         return tuple(parse_value(part, get_args(kind)[0]) for part in text.split(",")) if text else ()
-    if kind is bool:
-        return parse_choice(text, ("true", "false")) == "true"
-    if get_origin(kind) is Literal:
-        return parse_choice(text, get_args(kind))
-    return text if kind is str else parse_number(text, kind)
-
-
-def parse_choice(text: str, choices: tuple[str, ...]) -> str:
+    if kind is str:
+        return text
+    if kind in NUMBERS:
+        return parse_number(text, kind)
+    choices = get_args(kind) or ("true", "false")  # of a Literal or of a bool
     if text not in choices:
         raise ValueError(f"must be one of {', '.join(choices)}")
-    return text
+    return text == "true" if kind is bool else text
 
 
 def parse_number(text: str, kind: type[int] | type[float]) -> int | float:

@@ -33,6 +33,13 @@ CHUNK_ROWS = 128
 TOP = 32
 LEAST = 1e-6  # lower bound of probabilities, so that their logarithms are finite
 
+INITIAL_BIAS = 2.0
+"""Initial bias of routers towards continuing. With it, almost no row leaves at an untrained exit."""
+
+NUM_ROWS = 32_768  # training tokens on which the depth is measured
+
+MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
+
 
 class Teacher(NamedTuple):
     """The last exit's top tokens for each row, their probabilities, and −log π_N of the target."""
@@ -100,10 +107,6 @@ def _chunk_losses(
     nll_gradient_CD = mean_CD - head_VD[target_C]
     nll_C = (log_sum_C1 - target_logit_C1).squeeze(1)
     return kl_C, nll_C, kl_gradient_CD.to(output_CD.dtype), nll_gradient_CD.to(output_CD.dtype)
-
-
-INITIAL_BIAS = 2.0
-"""Initial bias of routers towards continuing. With it, almost no row leaves at an untrained exit."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +185,6 @@ class WithExits:
 
     def router_weights(self) -> list[nn.Parameter]:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
-
-
-NUM_ROWS = 32_768  # training tokens on which the depth is measured
-
-MAX_SHIFT, NUM_BISECTIONS = 32.0, 48
 
 
 def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float) -> float:

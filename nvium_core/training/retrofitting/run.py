@@ -46,6 +46,8 @@ STATE_FOLDER = "retrofit"
 CLIP_NORM = 1.0
 INITIAL_BETA, MAX_BETA = 0.3, 10.0
 
+RIDGE = 1e-4  # ridge penalty, as a share of the rows' mean square
+
 
 class RetrofitRun(TrainingLoop):
     """The training of early exits. A window is a pass of its own."""
@@ -134,9 +136,6 @@ def retrofit_objective(model: WithExits, batch: Batch, phase: Phase, *, learns_t
         "exit_probs": log_p_RE.exp().mean(0).detach(),
     }
     return ObjectiveResult(loss, metrics)
-
-
-RIDGE = 1e-4  # ridge penalty, as a share of the rows' mean square
 
 
 class LeastSquares:

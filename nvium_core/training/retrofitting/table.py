@@ -17,6 +17,9 @@ from nvium_core.training.retrofitting.model import CHUNK_ROWS, WithExits
 
 MIN_TEXTS = 3  # fewer texts have no standard error
 
+CAPTION = """KL: to the base model, in nats. Tokens: share that exits here.
+In brackets: perplexity increase over the base model."""
+
 
 @dataclass(frozen=True)
 class ExitFigures:
@@ -80,10 +83,6 @@ def _measure_chunk(head_VD: Tensor, output_CED: Tensor, target_C: Tensor) -> tup
     base_C1V = log_CEV[:, -1:]
     nll_CE = -log_CEV.gather(2, target_C[:, None, None].expand(-1, log_CEV.shape[1], 1)).squeeze(2)
     return nll_CE, (base_C1V.exp() * (base_C1V - log_CEV)).sum(-1)
-
-
-CAPTION = """KL: to the base model, in nats. Tokens: share that exits here.
-In brackets: perplexity increase over the base model."""
 
 
 def table(measured: Measured, kind: str) -> Table:

@@ -28,6 +28,14 @@ from nvium_core.training.data.tokens import encoded
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 """The end of a text is held out for measuring: this share of its tokens, and at most this number."""
 
+MAX_SEQUENCES, MAX_ROUND = 64, 256
+"""Maximum number of sequences in a batch and of conversations in a round. A round has at least `MAX_SEQUENCES`."""
+
+USUAL_TOKENS = 150  # estimated length of a conversation, used to choose the size of a round
+MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256  # longer requests are discarded, longer answers truncated
+
+MARK = "a text that no template has"
+
 
 @dataclass(frozen=True)
 class TrainingText:
@@ -78,15 +86,6 @@ def split(examples: Sequence[Example], path: Path) -> tuple[list[Example], list[
     if num_training < 1:
         raise DataError(f"{path}: {num_tokens} tokens of text are too few")
     return list(examples[:num_training]), list(examples[num_training:])
-
-
-MAX_SEQUENCES, MAX_ROUND = 64, 256
-"""Maximum number of sequences in a batch and of conversations in a round. A round has at least `MAX_SEQUENCES`."""
-
-USUAL_TOKENS = 150  # estimated length of a conversation, used to choose the size of a round
-MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256  # longer requests are discarded, longer answers truncated
-
-MARK = "a text that no template has"
 
 
 class SelfTalk:
