@@ -20,7 +20,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(rich_markup_mode=None)
 
-COMMANDS = (
+for command in (
     running.serve,
     running.generate,
     running.chat,
@@ -31,8 +31,7 @@ COMMANDS = (
     training.retrofit,
     measuring.evaluate,
     measuring.bench,
-)
-for command in COMMANDS:
+):
     app.command()(command)
 
 

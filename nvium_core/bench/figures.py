@@ -74,19 +74,18 @@ def _commit() -> str:
 
 
 def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:
-    """Measure bytes per second, and FLOP/s by precision. `like`: any tensor with the model's device and precision."""
+    """Measure bytes per second, and FLOP/s by precision. `like`: any tensor with the model's device and precision.
+
+    Some CPUs compute with 16-bit weights in float32.
+    """
+    precisions = [like.dtype, torch.float32] if like.dtype.itemsize == 2 else [like.dtype]
     return {
         "bytes_per_second": read_rate(like.device, buffer_bytes),
         "flops_per_second": {
             str(dtype).removeprefix("torch."): arithmetic_rate(dtype, like.device, enough_seconds)
-            for dtype in precisions(like.dtype)
+            for dtype in precisions
         },
     }
-
-
-def precisions(dtype: torch.dtype) -> list[torch.dtype]:
-    """Return the precisions in which the engine may compute. Some CPUs compute with 16-bit weights in float32."""
-    return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
 
 
 def read_rate(device: torch.device, num_bytes: int) -> float:

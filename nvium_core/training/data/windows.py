@@ -6,7 +6,7 @@ Shapes: B windows, T tokens, F tensors of a `Batch`.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -42,13 +42,10 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, asynchronously if it is in pinned memory."""
-        return self._each(lambda x: x.to(device, non_blocking=True))
+        return Batch(*(x.to(device, non_blocking=True) for x in vars(self).values()))
 
     def pinned_for(self, device: torch.device) -> "Batch":
-        return self._each(Tensor.pin_memory) if device.type == "cuda" else self
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(*map(change, vars(self).values()))
+        return Batch(*(x.pin_memory() for x in vars(self).values())) if device.type == "cuda" else self
 
     def attention(self) -> Attend:
         """Return attention within documents without a mask, except compiled on a CPU or not compiled on a GPU.
