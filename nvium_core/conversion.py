@@ -42,8 +42,6 @@ COMPANIONS = (
 )
 """Files that are copied unchanged, if they exist."""
 
-HINT = f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
-
 
 class ConversionError(NviumError):
     """The target cannot be written."""
@@ -84,7 +82,8 @@ def convert(
             gguf_file_tokenizer(checkpoint.folder).save_pretrained(folder)
         for file in companions(checkpoint.folder):
             shutil.copyfile(file, folder / file.name)
-    return f"{target}: {summary(checkpoint, precision)}{'' if has_tokenizer else HINT}"
+    hint = "" if has_tokenizer else f"; no {TOKENIZER_FILE}, so the server cannot load the folder"
+    return f"{target}: {summary(checkpoint, precision)}{hint}"
 
 
 def summary(checkpoint: Checkpoint, precision: torch.dtype) -> str:

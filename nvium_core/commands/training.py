@@ -105,7 +105,7 @@ def retrofit(
 
     from nvium_core.loading import source_tokenizer
     from nvium_core.training.retrofitting.retrofit import retrofit as run
-    from nvium_core.training.retrofitting.table import table
+    from nvium_core.training.retrofitting.run import table
 
     settings = RetrofitSettings(source=base, target=target, **given)
     for kind, measured in run(settings, source_tokenizer(base)).items():

@@ -8,8 +8,9 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 from nvium_core.training.loggers import Report
 from nvium_core.training.loop import TrainingLoop
@@ -68,11 +69,18 @@ def progress_bar(console: Console) -> Progress:
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        DescriptionColumn(),
     ]
     if console.width >= WIDE:
         columns.append(BarColumn(bar_width=BAR_WIDTH))
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+class DescriptionColumn(ProgressColumn):
+    """The task's description, truncated if the terminal is too narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def describe(report: Report) -> str:

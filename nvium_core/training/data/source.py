@@ -141,7 +141,8 @@ def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int) 
             examples.append(example(line, tokenizer))
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error}") from error
-    kept = [each.cut(context) for each in examples if each.is_answer[:context].any()]
+    cut = [Example(each.tokens[:context], each.is_answer[:context]) for each in examples]
+    kept = [each for each in cut if each.is_answer.any()]
     if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
     num_long, num_dropped = sum(len(each) > context for each in examples), len(examples) - len(kept)

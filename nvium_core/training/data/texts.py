@@ -147,9 +147,6 @@ class Example:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def cut(self, length: int) -> "Example":
-        return Example(self.tokens[:length], self.is_answer[:length])
-
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Render messages with the chat template, up to the start of the assistant's next answer, and tokenize them."""

@@ -29,8 +29,7 @@ from nvium_core.training.initial import check_head
 from nvium_core.training.loop import fast_dtype
 from nvium_core.training.reports import follow, note
 from nvium_core.training.retrofitting.model import WithExits, shift_to_depth
-from nvium_core.training.retrofitting.run import STATE_FOLDER, RetrofitRun
-from nvium_core.training.retrofitting.table import Measured, measure
+from nvium_core.training.retrofitting.run import STATE_FOLDER, Measured, RetrofitRun, measure
 from nvium_core.training.retrofitting.texts import SelfTalk, TrainingText, document_numbers, read_text, write_self_talk
 from nvium_core.training.run_folder import owned
 

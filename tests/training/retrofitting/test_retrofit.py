@@ -21,7 +21,7 @@ from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.retrofit import checked_config
-from nvium_core.training.retrofitting.table import measure
+from nvium_core.training.retrofitting.run import measure
 from nvium_core.training.retrofitting.texts import read_text
 from tests.byte_model import wrapped_tokenizer
 
