@@ -1,5 +1,6 @@
-"""A run's folder: its lock, the trained model, and the checkpoint `state.pt` with weights, optimisers, β and recipe."""
+"""A run's folder: its lock, tokenizer, model, and checkpoint `state.pt` with weights, optimisers, β and recipe."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import CHAT_TEMPLATE_FILE
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.errors import TrainingError
-from nvium_core.training.data.tokens import save_tokenizer
 
 State = dict[str, Any]
 
@@ -40,6 +41,23 @@ def owned(folder: Path) -> Iterator[None]:
         raise TrainingError(f"{folder}: cannot write to the folder ({error})") from error
     with lock:
         yield
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write tokenizer.json, and tokenizer_config.json with the chat template. Any `AutoTokenizer` can load them."""
+    tokenizer.save_pretrained(folder)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "model_max_length": tokenizer.model_max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.chat_template:
+        config["chat_template"] = tokenizer.chat_template
+        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

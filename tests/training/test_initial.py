@@ -6,11 +6,11 @@ import torch
 
 from nvium_core import NviumForCausalLM
 from nvium_core.errors import CheckpointError, TrainingError
-from nvium_core.training.data.source import prepare_text
-from nvium_core.training.data.tokens import save_tokenizer, train_tokenizer
+from nvium_core.training.data.source import prepare_text, train_tokenizer
 from nvium_core.training.initial import given_tokenizer, initial_model, with_initial_shape
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.run_folder import save_tokenizer
 from tests.training.small_runs import WORDS, small_corpus, small_recipe
 
 VOCAB_SIZE = 280

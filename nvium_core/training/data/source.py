@@ -1,36 +1,45 @@
 """A run's training and validation data: documents or conversations, depending on the recipe.
 
-The run's folder stores a description of the data, and the tokenizer and tokens of documents.
+Documents become one stream of tokens, with end-of-text before every document and at the end. Neither a text nor its
+tokens have to fit into memory. The run's folder stores a description of the data, and the tokenizer and tokens of
+documents. Without a given tokenizer, a byte-level BPE is trained on the documents.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nvium_core.errors import DataError, TrainingError
 from nvium_core.text.folder_tokenizer import folder_tokenizer
+from nvium_core.text.frame import set_frame
 from nvium_core.training.data.texts import (
     CHAT_SUFFIXES,
+    END_OF_TEXT,
     Example,
     documents_of,
     example,
     holds_conversations,
     read_conversations,
 )
-from nvium_core.training.data.tokens import encoded, save_tokenizer, train_tokenizer, write_tokens
 from nvium_core.training.data.windows import PackedConversations, PackedStream, Tokens, Windows
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import note
-from nvium_core.training.run_folder import differences
+from nvium_core.training.run_folder import differences, save_tokenizer
+
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22
+"""A batch is tokenized once it has this many documents or characters."""
 
 TOKENS, ORIGIN = "tokens.npy", "text.json"
 MIN_BYTES_PER_TOKEN = 4  # of the context, if a tokenizer is trained; English has about as many
@@ -48,8 +57,11 @@ def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTo
         with same_text(recipe, data, folder):
             if not ((folder / TOKENS).exists() and (folder / ORIGIN).exists()):
                 make_tokens(recipe, data, folder)
-        tokenizer = folder_tokenizer(folder / "tokenizer")
-        return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
+        path, tokenizer = folder / TOKENS, folder_tokenizer(folder / "tokenizer")
+        try:
+            return tokenizer, PackedStream(np.load(path, mmap_mode="r"), tokenizer.eos_token_id, recipe.seed)
+        except (ValueError, EOFError) as error:
+            raise TrainingError(f"{path}: damaged ({error}); delete it to tokenize the text again") from error
     given = given_tokenizer(recipe)
     if given is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
@@ -121,14 +133,6 @@ def check_length(data: Path, num_tokens: int, context: int) -> None:
         raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context} tokens")
 
 
-def read_tokens(folder: Path) -> Tokens:
-    try:
-        tokens: Tokens = np.load(folder / TOKENS, mmap_mode="r")
-        return tokens
-    except (ValueError, EOFError) as error:
-        raise TrainingError(f"{folder / TOKENS}: damaged ({error}); delete it to tokenize the text again") from error
-
-
 def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int) -> list[Example]:
     """Read and tokenize a chat file, and truncate conversations to `context` tokens.
 
@@ -186,3 +190,72 @@ def text_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
+
+
+def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Return the tokens of some documents, with end-of-text before each."""
+    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    stream = [token for ids in encodings["input_ids"] for token in (tokenizer.eos_token_id, *ids)]
+    return np.array(stream, dtype=token_dtype(tokenizer))
+
+
+def token_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+
+
+def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
+    """Yield the stream in parts, up to `max_tokens`."""
+    end = np.array([tokenizer.eos_token_id], dtype=token_dtype(tokenizer))
+    for part in chain((encode(batch, tokenizer) for batch in batches(documents)), [end]):
+        yield part[:max_tokens]
+        max_tokens -= len(part)
+        if max_tokens <= 0:
+            return
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    batch, num_characters = list[str](), 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document)
+        if len(batch) >= BATCH_DOCUMENTS or num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that encodes any text without loss. Every encoding starts with end-of-text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    set_frame(tokenizer, tokenizer.encode(END_OF_TEXT).ids, [])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, path: Path) -> int:
+    """Write at most `max_tokens` tokens of a text to an .npy file, and return their number."""
+    header = {"descr": np.dtype(token_dtype(tokenizer)).str, "fortran_order": False, "shape": (0,)}
+    num_tokens = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in encoded(documents, tokenizer, max_tokens):
+            part.tofile(file)
+            num_tokens += len(part)
+        file.seek(0)  # a header has room for any number
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (num_tokens,)})
+    return num_tokens

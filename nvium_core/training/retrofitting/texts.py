@@ -21,9 +21,8 @@ from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.errors import DataError
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.training.data.source import chat_examples
+from nvium_core.training.data.source import chat_examples, encoded
 from nvium_core.training.data.texts import Conversation, Example, assistant, documents_of, holds_conversations, user
-from nvium_core.training.data.tokens import encoded
 
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 """The end of a text is held out for measuring: this share of its tokens, and at most this number."""

@@ -1,7 +1,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data.tokens import train_tokenizer
+from nvium_core.training.data.source import train_tokenizer
 from nvium_core.training.initial import give_chat_template
 from tests.training.small_runs import WORDS
 

@@ -8,10 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import DataError
-from nvium_core.training.data import tokens
-from nvium_core.training.data.source import prepare_text
+from nvium_core.training.data import source
+from nvium_core.training.data.source import prepare_text, write_tokens
 from nvium_core.training.data.texts import documents_of
-from nvium_core.training.data.tokens import write_tokens
 from tests.training.small_runs import small_corpus, small_recipe
 
 TEXT = "Title\n\nOne.\n<|endoftext|>\nTwo <|endoftext|> in a line.\n<|endoftext|>\n\n<|endoftext|>\nThrée.\n"
@@ -56,12 +55,12 @@ def test_binary_data_are_named_by_file_and_line(tmp_path, name):
 
 @pytest.mark.parametrize("total_tokens", [768, 10**6])
 def test_a_run_reads_the_first_tokens_of_its_text(tmp_path, monkeypatch, total_tokens):
-    monkeypatch.setattr(tokens, "BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(source, "BATCH_DOCUMENTS", 3)
     recipe, folder, corpus = small_recipe(f"total_tokens={total_tokens}"), tmp_path / "run", tmp_path / "corpus.txt"
     folder.mkdir()
     small_corpus(corpus)
     tokenizer, stream = prepare_text(recipe, corpus, folder)
-    whole = tokens.encode(list(documents_of(corpus)), tokenizer)
+    whole = source.encode(list(documents_of(corpus)), tokenizer)
     expected = [*whole, tokenizer.eos_token_id][: total_tokens + 1]
     for found in (stream, prepare_text(recipe, corpus, folder)[1]):
         assert np.array_equal(found.tokens, expected)
@@ -81,7 +80,7 @@ class OneTokenAWord:
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 2**16)
+    monkeypatch.setattr(source, "BATCH_CHARACTERS", 2**16)
     peaks = [peak_bytes(tmp_path / f"{megabytes}.txt", megabytes) for megabytes in (1, 6)]
     assert peaks[1] < 1.2 * peaks[0] + 2**18 < 3e6
 

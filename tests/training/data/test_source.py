@@ -11,9 +11,9 @@ from nvium_core import NviumForCausalLM
 from nvium_core.errors import DataError, TrainingError
 from nvium_core.training.data.source import chat_examples, prepare_text, validation_text
 from nvium_core.training.data.texts import END_OF_TEXT, assistant, user
-from nvium_core.training.data.tokens import save_tokenizer
 from nvium_core.training.initial import give_chat_template
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.run_folder import save_tokenizer
 from tests.training.small_runs import WORDS, small_recipe
 
 CONTEXT = 64

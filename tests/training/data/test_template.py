@@ -6,9 +6,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from nvium_core import load_model
 from nvium_core.errors import TrainingError
 from nvium_core.text.chat_template import CHAT_TEMPLATE, ChatTemplate
+from nvium_core.training.data.source import train_tokenizer
 from nvium_core.training.data.texts import END_OF_TEXT, assistant, example, user
-from nvium_core.training.data.tokens import save_tokenizer, train_tokenizer
 from nvium_core.training.initial import give_chat_template
+from nvium_core.training.run_folder import save_tokenizer
 from tests.training.small_runs import WORDS
 
 TEXTS = st.text().map(str.strip).filter(lambda text: text and END_OF_TEXT not in text)

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from nvium_core.training.data.source import encoded, train_tokenizer
 from nvium_core.training.data.texts import END_OF_TEXT
-from nvium_core.training.data.tokens import encoded, train_tokenizer
 from tests.training.small_runs import WORDS
 
 VOCAB_SIZE = 290
