@@ -17,6 +17,9 @@ from nvium_core.bench.figures import Figures, machine
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
 from nvium_core.bench.shapes import num_parameters
 
+PROMPTS = (512, 2048)
+"""Lengths of the prompts to read, in tokens. Those beyond the context are skipped."""
+
 
 def measure(
     subject: Subject,
@@ -24,30 +27,21 @@ def measure(
     sequences: Sequence[int] = (1, 8),
     tokens: int = 64,
     repeats: int = 5,
-    prompts: Sequence[int] = (512, 2048),
     against: Collection[str] = OTHERS,
     seconds: float = 60,
 ) -> Figures:
     """Measure all contenders at each number of sequences. Also measure the machine.
 
-    prompts: lengths of the prompts to read, in tokens. Those beyond the context are skipped.
     against: names of the optional contenders.
     seconds: time limit of all turns. Slow contenders run fewer turns.
     """
     generating = workloads(subject, sequences, tokens)
-    lengths = [length for length in prompts if length < subject.context]
+    lengths = [length for length in PROMPTS if length < subject.context]
     reading = [Workload(prompt=(subject.prompt * n)[:n], num_sequences=1, num_tokens=1) for n in lengths]
     share = seconds / (len(generating) + len(reading))
     with lineup(subject, against) as chosen:
-        rows = [
-            {"sequences": each.num_sequences}
-            | compare(chosen, each, count(each.num_sequences, "sequence"), repeats, share)
-            for each in generating
-        ]
-        read = [
-            {"tokens": len(each.prompt)} | compare(chosen, each, f"prompt of {len(each.prompt)}", repeats, share)
-            for each in reading
-        ]
+        rows = [{"sequences": each.num_sequences} | compare(chosen, each, repeats, share) for each in generating]
+        read = [{"tokens": len(each.prompt)} | compare(chosen, each, repeats, share) for each in reading]
     return {
         "tokens": tokens,
         "repeats": repeats,
@@ -64,12 +58,14 @@ def measure(
     }
 
 
-def compare(chosen: Lineup, workload: Workload, label: str, repeats: int, seconds: float) -> Figures:
+def compare(chosen: Lineup, workload: Workload, repeats: int, seconds: float) -> Figures:
     """Return the share of each exit, each contender's `summary`, and the ratios of our speed to each peer's.
 
     Raise `ContenderFailed` if a contender generates a wrong number of tokens.
     """
     with chosen.ready(workload) as contenders:
+        is_prompt, sequences = workload.num_tokens == 1, count(workload.num_sequences, "sequence")
+        label = f"prompt of {len(workload.prompt)}" if is_prompt else sequences
         turns = interleaved(contenders, repeats, label, seconds)
     expected = [workload.num_tokens] * workload.num_sequences
     for name, taken in turns.items():
