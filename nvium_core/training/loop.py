@@ -105,10 +105,9 @@ class TrainingLoop(ABC):
 
     def batches_of(self, step: int) -> list[Batch]:
         """Return the windows of a step, in batches of at most `rows_per_pass` tokens."""
-        context, num_windows = self.recipe.shape.context, self.recipe.windows_per_step
-        per_pass = self.rows_per_pass // context or 1
+        num_windows, per_pass = self.recipe.windows_per_step, self.rows_per_pass // self.stream.context or 1
         batches = (
-            self.stream.batch(step * num_windows + first, min(per_pass, num_windows - first), context)
+            self.stream.batch(step * num_windows + first, min(per_pass, num_windows - first))
             for first in range(0, num_windows, per_pass)
         )
         return [batch.pinned_for(self.device) for batch in batches]

@@ -121,8 +121,7 @@ class TrainingRun(TrainingLoop):
 
     @property
     def epochs(self) -> float:
-        context = self.recipe.shape.context
-        return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
+        return self.recipe.total_tokens / (self.stream.num_windows * self.stream.context)
 
     @property
     def size(self) -> dict[str, Any]:
@@ -193,11 +192,10 @@ class TrainingRun(TrainingLoop):
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
         """Compute the mean `mix_loss` over the validation text in windows of full context."""
-        context = self.recipe.shape.context
         sums = torch.zeros(2, device=self.device)  # of losses and of counted targets
         self.model.eval()
-        for window in range(validation.num_windows(context)):
-            batch = validation.batch(window, 1, context).to(self.device)
+        for window in range(validation.num_windows):
+            batch = validation.batch(window, 1).to(self.device)
             with self.autocast():
                 metrics = self.objective(batch, self.phase()).metrics
             sums += batch.counted.sum() * torch.stack([metrics["mix_loss"], sums.new_ones(())])

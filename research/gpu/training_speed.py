@@ -35,7 +35,7 @@ def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: i
     beta = BetaSettings(initial=recipe.beta.initial)
     total = 100 * tokens_per_step
     sized = replace(recipe, tokens_per_step=tokens_per_step, total_tokens=total, beta=beta, initial=None)
-    return TrainingRun(sized, options, tokenizer, PackedStream(tokens.astype(np.uint16), end_token=0))
+    return TrainingRun(sized, options, tokenizer, PackedStream(tokens.astype(np.uint16), 0, recipe.shape.context))
 
 
 def timed_step(run: TrainingRun) -> float:

@@ -116,7 +116,7 @@ def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path):
     run = start(small_recipe("evaluations=2"), options(tmp_path / "run", validation=text))
     evaluations = {report["step"]: report for report in run.steps() if "validation_loss" in report}
     assert list(evaluations) == [6, 12]
-    windows = [run.validation.batch(number, 1, 64) for number in range(run.validation.num_windows(64))]
+    windows = [run.validation.batch(number, 1) for number in range(run.validation.num_windows)]
     with torch.no_grad(), run.autocast():
         losses = [float(outcome_of(run.model, window).loss) for window in windows]
     assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
@@ -125,10 +125,10 @@ def test_a_validation_text_is_evaluated_at_the_scheduled_steps(tmp_path):
 def test_an_evaluation_weights_windows_by_their_counted_targets(tmp_path):
     """The second window has nine times as many as the first."""
     run = start(small_recipe(), options(tmp_path / "run"))
-    batches = [run.stream.batch(number, 1, 64) for number in range(2)]
+    batches = [run.stream.batch(number, 1) for number in range(2)]
     for batch, num_counted in zip(batches, (6, 54), strict=True):
         batch.counted[:, num_counted:] = False
-    windows = SimpleNamespace(num_windows=lambda context: 2, batch=lambda first, *_: batches[first])
+    windows = SimpleNamespace(num_windows=2, batch=lambda first, *_: batches[first])
     found = run.evaluate(windows)["validation_loss"]
     with torch.no_grad():
         losses = [float(outcome_of(run.model, batch).loss) for batch in batches]

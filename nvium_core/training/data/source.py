@@ -53,34 +53,36 @@ def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTo
     `TrainingError` if the run has begun with other data.
     """
     check_kind(recipe, data)
+    context = recipe.shape.context
     if recipe.text == "documents":
         with same_text(recipe, data, folder):
             if not ((folder / TOKENS).exists() and (folder / ORIGIN).exists()):
                 make_tokens(recipe, data, folder)
         path, tokenizer = folder / TOKENS, folder_tokenizer(folder / "tokenizer")
         try:
-            return tokenizer, PackedStream(np.load(path, mmap_mode="r"), tokenizer.eos_token_id, recipe.seed)
+            return tokenizer, PackedStream(np.load(path, mmap_mode="r"), tokenizer.eos_token_id, context, recipe.seed)
         except (ValueError, EOFError) as error:
             raise TrainingError(f"{path}: damaged ({error}); delete it to tokenize the text again") from error
     given = given_tokenizer(recipe)
     if given is None:
         raise TrainingError("conversations need an existing tokenizer: pass --set initial=MODEL or tokenizer=NAME")
     with same_text(recipe, data, folder):
-        examples = chat_examples(data, given, recipe.shape.context)
-    return given, PackedConversations(examples, given.eos_token_id, recipe.seed)
+        examples = chat_examples(data, given, context)
+    return given, PackedConversations(examples, given.eos_token_id, context, recipe.seed)
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
     """Return the first documents or conversations of a held-out file, up to a total of `validation_tokens` tokens."""
     check_kind(recipe, data)
+    context = recipe.shape.context
     if recipe.text == "documents":
         tokens = np.concatenate(list(encoded(documents_of(data), tokenizer, recipe.validation_tokens)))
-        check_length(data, len(tokens), recipe.shape.context)
-        return PackedStream(tokens, tokenizer.eos_token_id)
-    examples = chat_examples(data, tokenizer, recipe.shape.context)
+        check_length(data, len(tokens), context)
+        return PackedStream(tokens, tokenizer.eos_token_id, context)
+    examples = chat_examples(data, tokenizer, context)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
-    return PackedConversations(kept or examples[:1], tokenizer.eos_token_id)
+    return PackedConversations(kept or examples[:1], tokenizer.eos_token_id, context)
 
 
 def check_kind(recipe: Recipe, data: Path) -> None:

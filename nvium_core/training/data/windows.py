@@ -8,7 +8,6 @@ Shapes: B windows, T tokens, F tensors of a `Batch`.
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,27 +89,30 @@ def flex_attention_by(documents_BT: Tensor) -> Attend:
 
 @dataclass(frozen=True)
 class PackedStream:
-    """Windows of a token stream, shuffled by a seed."""
+    """Windows of `context` tokens of a token stream, shuffled by a seed."""
 
     tokens: Tokens
     end_token: int
+    context: int
     seed: int = 0
 
-    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        per_epoch = self.num_windows(context)
+    @property
+    def num_windows(self) -> int:
+        """The number of windows per epoch."""
+        return (len(self.tokens) - 1) // self.context
+
+    def batch(self, first_window: int, num_windows: int) -> Batch:
+        """Return `num_windows` consecutive windows, starting at window `first_window` of an endless sequence."""
         numbers = range(first_window, first_window + num_windows)
-        windows = [self._window(n // per_epoch, n % per_epoch, per_epoch, context) for n in numbers]
+        windows = [self._window(*divmod(number, self.num_windows)) for number in numbers]
         window_BT = torch.from_numpy(np.stack(windows).astype(np.int64))
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
 
-    def num_windows(self, context: int) -> int:
-        return (len(self.tokens) - 1) // context
-
-    def _window(self, epoch: int, index: int, per_epoch: int, context: int) -> Tokens:
-        rng = np.random.default_rng((self.seed, context, epoch))
-        shift = int(rng.integers(0, len(self.tokens) - per_epoch * context))
-        start = shift + permuted(index, per_epoch, (self.seed, epoch)) * context
-        return self.tokens[start : start + context + 1]
+    def _window(self, epoch: int, index: int) -> Tokens:
+        rng = np.random.default_rng((self.seed, self.context, epoch))
+        shift = int(rng.integers(0, len(self.tokens) - self.num_windows * self.context))
+        start = shift + permuted(index, self.num_windows, (self.seed, epoch)) * self.context
+        return self.tokens[start : start + self.context + 1]
 
 
 def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
@@ -131,45 +133,45 @@ def packed_batch(inputs: Tensor, targets: Tensor, end_token: int) -> Batch:
 
 
 class PackedConversations:
-    """Windows of examples, shuffled by a seed. Only answers count in the loss."""
+    """Windows of `context` tokens of examples, shuffled by a seed. Only answers count in the loss."""
 
-    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0) -> None:
-        self.examples, self.end_token, self.seed = examples, end_token, seed
-        self._num_rows = tuple(len(example) - 1 for example in examples)
+    def __init__(self, examples: Sequence[Example], end_token: int, context: int, seed: int = 0) -> None:
+        """Raise `DataError` if an example is longer than the context."""
+        self.examples, self.end_token, self.context, self.seed = examples, end_token, context, seed
+        self._windows = packed([len(example) - 1 for example in examples], context)
 
-    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Return `num_windows` consecutive windows, starting at window `first_window` of an endless shuffled sequence.
+    @property
+    def num_windows(self) -> int:
+        """The number of windows per epoch."""
+        return len(self._windows)
 
-        Windows are padded with end-of-text tokens, which do not count in the loss. Raise `DataError` if an example is
-        longer than the context.
+    def batch(self, first_window: int, num_windows: int) -> Batch:
+        """Return `num_windows` consecutive windows, starting at window `first_window` of an endless sequence.
+
+        Windows are padded with end-of-text tokens, which do not count in the loss.
         """
-        windows = packed(self._num_rows, context)
-        numbers = range(first_window, first_window + num_windows)
-        places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
-        window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
+        numbers = (divmod(n, self.num_windows) for n in range(first_window, first_window + num_windows))
+        places = [permuted(index, self.num_windows, (self.seed, epoch)) for epoch, index in numbers]
+        window_BFT = torch.from_numpy(np.stack([self._window(self._windows[place]) for place in places]))
         inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT = window_BFT.unbind(1)
         return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool())
 
-    def num_windows(self, context: int) -> int:
-        return len(packed(self._num_rows, context))
-
-    def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
+    def _window(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """Return a window's tensors [F, T] in the order of `Batch`. An example's last token is never an input."""
-        window_FT = np.full((5, context), self.end_token)
+        window_FT = np.full((5, self.context), self.end_token)
         inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
-        positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
+        positions_T[:], documents_T[:], counted_T[:] = np.arange(self.context), len(numbers), False
         start = 0
         for document, number in enumerate(numbers):
             example = self.examples[number]
-            rows = slice(start, start := start + self._num_rows[number])
+            rows = slice(start, start := start + len(example) - 1)
             inputs_T[rows], targets_T[rows] = example.tokens[:-1], example.tokens[1:]
-            positions_T[rows], documents_T[rows] = np.arange(self._num_rows[number]), document
+            positions_T[rows], documents_T[rows] = np.arange(len(example) - 1), document
             counted_T[rows] = example.is_answer[1:]
         return window_FT
 
 
-@cache
-def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+def packed(num_rows: Sequence[int], context: int) -> list[list[int]]:
     """Pack examples into windows by best-fit decreasing. Return, for each window, the indices of its examples.
 
     Raise `DataError` if an example exceeds the context.
@@ -191,4 +193,3 @@ def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
 
 
 Windows = PackedStream | PackedConversations
-"""An endless, randomly accessible sequence of windows."""

@@ -187,21 +187,21 @@ class WithExits:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
 
-def shift_to_depth(model: WithExits, stream: Windows, context: int, depth: float) -> float:
+def shift_to_depth(model: WithExits, stream: Windows, depth: float) -> float:
     """Shift the routers so that the mean depth on the stream's first rows is `depth`. Return the shift."""
-    shift = shift_to(depth, router_log_odds(model, stream, context), model.model.config.exit_layers or [])
+    shift = shift_to(depth, router_log_odds(model, stream), model.model.config.exit_layers or [])
     shift_routers(model.early, shift)
     return shift
 
 
 @torch.no_grad()
-def router_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
+def router_log_odds(model: WithExits, stream: Windows) -> Tensor:
     """Run the routers on the stream's first rows that count towards the loss. Return the log-odds of exiting [R, E]."""
     parts = list[Tensor]()
-    for window in range(stream.num_windows(context)):
+    for window in range(stream.num_windows):
         if sum(map(len, parts)) >= NUM_ROWS:
             break
-        rows = model.rows(stream.batch(window, 1, context))
+        rows = model.rows(stream.batch(window, 1))
         parts.append(log_odds(model.route(rows)))
     return torch.cat(parts)
 

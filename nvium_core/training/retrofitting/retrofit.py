@@ -23,7 +23,6 @@ from nvium_core.model.source import is_gguf
 from nvium_core.options import RetrofitSettings
 from nvium_core.training.caveats import warnings
 from nvium_core.training.data.source import text_digest
-from nvium_core.training.data.texts import Example
 from nvium_core.training.data.windows import PackedConversations
 from nvium_core.training.initial import check_head
 from nvium_core.training.loop import fast_dtype
@@ -52,13 +51,11 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         note(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; starting with least squares")
         follow(run, Console(stderr=True))
         note(f"shifting routers to depth {settings.depth:g}, and measuring on held-out text")
-        shift = shift_to_depth(run.model, run.stream, run.context, settings.depth)
-        results = {
-            text.kind: measure(
-                run.model, windows(text.held_out, tokenizer), run.context, document_numbers(text.held_out)[-1] + 1
-            )
-            for text in texts
-        }
+        shift = shift_to_depth(run.model, run.stream, settings.depth)
+        results = {}
+        for text in texts:
+            held_out = PackedConversations(text.held_out, tokenizer.eos_token_id, run.stream.context)
+            results[text.kind] = measure(run.model, held_out, document_numbers(text.held_out)[-1] + 1)
         base = run.model.model
         about = {"model": settings.source, "training_tokens": base.config.training_tokens}
         for line in warnings(about | {"num_parameters": base.num_parameters()}):
@@ -88,7 +85,8 @@ def prepare_run(
     context = min(MAX_CONTEXT, config.max_position_embeddings)
     paths = list(files(settings, base, tokenizer))
     texts = [read_text(path, tokenizer, context, settings.tokens) for path in paths]
-    stream = windows([each for text in texts for each in text.training], tokenizer, settings.seed)
+    examples = [each for text in texts for each in text.training]
+    stream = PackedConversations(examples, tokenizer.eos_token_id, context, settings.seed)
     model = WithExits(base, config, fast_dtype(torch.device("cpu")))
     about = describe_exits(
         config,
@@ -98,7 +96,7 @@ def prepare_run(
         text=[{"name": path.name, "sha256": text_digest(path)} for path in paths],
         settings={name: value for name, value in asdict(settings).items() if name not in ("source", "target", "data")},
     )
-    return RetrofitRun(settings, model, stream, context, about), texts
+    return RetrofitRun(settings, model, stream, about), texts
 
 
 def licence(source: Path) -> str | None:
@@ -122,10 +120,6 @@ def files(settings: RetrofitSettings, base: NviumForCausalLM, tokenizer: PreTrai
 
         write_self_talk(partial(SelfTalk, base, tokenizer), file, num_tokens, report)
         yield file
-
-
-def windows(examples: list[Example], tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PackedConversations:
-    return PackedConversations(examples, tokenizer.eos_token_id, seed)
 
 
 def checked_config(settings: RetrofitSettings, config: NviumConfig) -> NviumConfig:

@@ -63,14 +63,12 @@ In brackets: perplexity increase over the base model."""
 class RetrofitRun(TrainingLoop):
     """The training of early exits. A window is a pass of its own."""
 
-    def __init__(
-        self, settings: RetrofitSettings, model: WithExits, stream: Windows, context: int, about: dict[str, Any]
-    ) -> None:
+    def __init__(self, settings: RetrofitSettings, model: WithExits, stream: Windows, about: dict[str, Any]) -> None:
         """`about` is the content of exits.json. It includes digests of the base and of the texts."""
-        self.settings, self.model, self.context, self.about = settings, model, context, about
+        self.settings, self.model, self.about = settings, model, about
         parts = model.exit_weights(), model.router_weights()
         groups = [{"params": each, "lr": rate} for each, rate in zip(parts, (RATE.maximum, ROUTER_RATE), strict=True)]
-        recipe = recipe_of(settings, model, context)
+        recipe = recipe_of(settings, model, stream.context)
         super().__init__(
             recipe=recipe,
             folder=settings.target / STATE_FOLDER,
@@ -80,7 +78,7 @@ class RetrofitRun(TrainingLoop):
             optimizers=[AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)],
             clipped=parts,
             beta=BetaControl(INITIAL_BETA, settings.depth, MAX_BETA),
-            rows_per_pass=context,
+            rows_per_pass=stream.context,
         )
 
     def begin(self) -> None:
@@ -90,11 +88,10 @@ class RetrofitRun(TrainingLoop):
 
     @torch.no_grad()
     def fit(self) -> None:
-        num_windows = self.stream.num_windows(self.context)
-        num_read = min(MAX_FIT_TOKENS // self.context, max(1, round(FIT_SHARE * num_windows)))
+        num_read = min(MAX_FIT_TOKENS // self.stream.context, max(1, round(FIT_SHARE * self.stream.num_windows)))
         fits = [LeastSquares(self.model.model.config.hidden_size) for _ in self.model.early]
         for window in range(num_read):
-            rows = self.model.rows(self.stream.batch(window, 1, self.context))
+            rows = self.model.rows(self.stream.batch(window, 1))
             for fit, x_RD in zip(fits, rows.early, strict=True):
                 fit.add(x_RD, rows.last_RD)
         for fit, exit_ in zip(fits, self.model.early, strict=True):
@@ -210,10 +207,10 @@ class Measured:
 
 
 @torch.no_grad()
-def measure(model: WithExits, stream: Windows, context: int, num_texts: int) -> Measured:
+def measure(model: WithExits, stream: Windows, num_texts: int) -> Measured:
     log_p, chunks = list[Tensor](), list[tuple[Tensor, Tensor]]()
-    for window in range(stream.num_windows(context)):
-        rows = model.rows(stream.batch(window, 1, context))
+    for window in range(stream.num_windows):
+        rows = model.rows(stream.batch(window, 1))
         log_p.append(mixture.log_exit_probs(model.route(rows)))
         parts = (x.split(CHUNK_ROWS) for x in (torch.stack(model.outputs(rows), 1), rows.target_R))
         chunks += [_measure_chunk(model.head, *chunk) for chunk in zip(*parts, strict=True)]

@@ -71,9 +71,9 @@ def test_attention_by_document_is_that_of_the_mask(windows):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(9, 400), st.integers(1, 8), st.integers(0, 3), st.integers(0, 5))
 def test_an_epoch_reads_every_window_once(num_tokens, context, epoch, seed):
-    stream = PackedStream(np.arange(1, num_tokens + 1, dtype=np.uint16), END, seed)
+    stream = PackedStream(np.arange(1, num_tokens + 1, dtype=np.uint16), END, context, seed)
     per_epoch = (num_tokens - 1) // context
-    batch = stream.batch(epoch * per_epoch, per_epoch, context)
+    batch = stream.batch(epoch * per_epoch, per_epoch)
     firsts = sorted(batch.inputs[:, 0].tolist())
     assert firsts == list(range(firsts[0], firsts[0] + per_epoch * context, context))
     assert batch.targets.max() <= num_tokens
@@ -91,15 +91,14 @@ def examples_of(lengths: list[int]) -> list[Example]:
 
 
 def an_epoch(stream: PackedConversations, epoch: int = 0) -> Batch:
-    num_windows = stream.num_windows(CONTEXT)
-    return stream.batch(epoch * num_windows, num_windows, CONTEXT)
+    return stream.batch(epoch * stream.num_windows, stream.num_windows)
 
 
 @settings(max_examples=60)
 @given(lengths=LENGTHS, epoch=st.integers(0, 3), seed=st.integers(0, 3))
 def test_an_epoch_contains_every_conversation_once_and_complete(lengths, epoch, seed):
     examples = examples_of(lengths)
-    batch = an_epoch(PackedConversations(examples, END, seed), epoch)
+    batch = an_epoch(PackedConversations(examples, END, CONTEXT, seed), epoch)
     found = []
     for window in zip(*astuple(batch), strict=True):
         inputs, targets, positions, documents, counted = (row.numpy() for row in window)
@@ -119,31 +118,31 @@ def test_an_epoch_contains_every_conversation_once_and_complete(lengths, epoch, 
 @settings(max_examples=60)
 @given(num_rows=st.lists(st.integers(1, 100), min_size=1, max_size=60), context=st.just(100))
 def test_packing_is_close_to_the_fewest_windows(num_rows, context):
-    windows = packed(tuple(num_rows), context)
+    windows = packed(num_rows, context)
     assert all(sum(num_rows[number] for number in window) <= context for window in windows)
     assert len(windows) <= 1.7 * -(-sum(num_rows) // context) + 1
 
 
 STREAMS = {
-    "conversations": partial(PackedConversations, examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4), END),
-    "text": partial(PackedStream, np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16), END),
+    "conversations": partial(PackedConversations, examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4), END, CONTEXT),
+    "text": partial(PackedStream, np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16), END, CONTEXT),
 }
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_batch_depends_on_stream_seed_and_number_only(kind):
     one, other, different = (STREAMS[kind](seed=seed) for seed in (1, 1, 2))
-    one.batch(0, 7, CONTEXT)
-    ours, theirs = one.batch(40, 4, CONTEXT), other.batch(40, 4, CONTEXT)
+    one.batch(0, 7)
+    ours, theirs = one.batch(40, 4), other.batch(40, 4)
     assert all(torch.equal(x, y) for x, y in zip(astuple(ours), astuple(theirs), strict=True))
-    assert not torch.equal(different.batch(40, 4, CONTEXT).inputs, ours.inputs)
+    assert not torch.equal(different.batch(40, 4).inputs, ours.inputs)
 
 
 def test_packing_does_not_change_the_loss_of_the_answers():
     model = random_model([1, 2], vocab_size=17)
     rng = np.random.default_rng(0)
     examples = [Example(rng.integers(1, 17, n), np.arange(n) >= n // 2) for n in (6, 9, 3, 15)]
-    batch = an_epoch(PackedConversations(examples, END))
+    batch = an_epoch(PackedConversations(examples, END, CONTEXT))
     alone = []
     with torch.no_grad():
         found = outcome_of(model, batch).metrics["mix_loss"]
@@ -157,4 +156,4 @@ def test_packing_does_not_change_the_loss_of_the_answers():
 
 def test_a_conversation_longer_than_the_context_is_refused():
     with pytest.raises(DataError, match="18 tokens is too long for a context of 16"):
-        PackedConversations(examples_of([18]), END).batch(0, 1, CONTEXT)
+        PackedConversations(examples_of([18]), END, CONTEXT)

@@ -15,7 +15,7 @@ from nvium_core.model import mixture
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.options import RetrofitSettings
-from nvium_core.training.data.windows import Batch, Windows
+from nvium_core.training.data.windows import Batch, PackedConversations, Windows
 from nvium_core.training.loggers import Report
 from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
@@ -84,7 +84,7 @@ def test_one_held_out_text_has_no_standard_error_and_a_base_that_has_read_too_li
 
 
 def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
-    return sum(exit_.kl for exit_ in measure(run.model, held_out, run.context, 6).exits)
+    return sum(exit_.kl for exit_ in measure(run.model, held_out, 6).exits)
 
 
 def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, tmp_path):
@@ -92,7 +92,7 @@ def test_least_squares_lower_the_kl_and_training_lowers_it_further(llama, data, 
     config = checked_config(asked, command.source_config(llama))
     tokenizer = source_tokenizer(str(llama))
     run, [text] = command.prepare_run(asked, llama, config, tokenizer)
-    held_out = command.windows(text.held_out, tokenizer)
+    held_out = PackedConversations(text.held_out, tokenizer.eos_token_id, run.stream.context)
     untrained = held_out_kl(run, held_out)
     run.fit()
     fitted = held_out_kl(run, held_out)
@@ -160,7 +160,7 @@ def test_the_gradients_of_exits_equal_those_over_all_logits(exits_learn, llama, 
 
 def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: ExitTarget) -> Tensor:
     """Compute the exits' loss on one window from all logits."""
-    rows = run.model.rows(run.stream.batch(window, 1, run.context))
+    rows = run.model.rows(run.stream.batch(window, 1))
     kl_RE, _, log_p_RE = run.model.losses(rows)
     kl = kl_RE.sum(1).mean()
     if exits_learn == "original":
