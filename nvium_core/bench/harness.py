@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TypeVar
@@ -37,7 +37,6 @@ from nvium_core.training.caveats import caveats
 PROMPT = "Once upon a time there was a"
 MIN_TURNS = 3  # turns of a ratio that may be a headline
 PROMPT_TOKENS = 8  # prompt length for a model without a tokenizer
-
 
 Request = tuple[list[int], SamplingParams]
 
@@ -91,7 +90,7 @@ def load_subject(
         require(given is None or shape is not None, name, "requires shape, because it sets random weights")
     require(loops is None or 1 <= loops <= MAX_SIZES["num_loops"], "loops", f"must be at least 1, got {loops}")
     if shape is None:
-        return replace(subject_of(load_model(model, device, dtype, weights=weights, exits=exits)), weights=weights)
+        return subject_of(load_model(model, device, dtype, weights=weights, exits=exits), weights)
     require(model is None and exits is None, "shape", "cannot be combined with model or exits")
     shares = numbers(routing, "routing") if routing else PAPER_ROUTING
     config, place = shape_config(shape, len(shares), num_loops=loops or 1), resolve_device(device)
@@ -101,9 +100,9 @@ def load_subject(
     return Subject(f"random-{shape}", random_model, list(range(1, PROMPT_TOKENS + 1)), weights)
 
 
-def subject_of(loaded: LoadedModel) -> Subject:
+def subject_of(loaded: LoadedModel, weights: Weights = "auto") -> Subject:
     file = loaded.folder if loaded.folder and is_gguf(loaded.folder) else None
-    return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids, file=file)
+    return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids, weights, file)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> Generation:

@@ -15,7 +15,6 @@ from nvium_core.bench.contenders.contender import ContenderFailed, Generation, W
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, Lineup, lineup, workloads
 from nvium_core.bench.figures import Figures, machine
 from nvium_core.bench.harness import Subject, conclusion, count, interleaved, ratio, spread
-from nvium_core.bench.shapes import num_parameters
 
 PROMPTS = (512, 2048)
 """Lengths of the prompts to read, in tokens. Those beyond the context are skipped."""
@@ -46,9 +45,9 @@ def measure(
         "tokens": tokens,
         "repeats": repeats,
         "prompt_tokens": len(subject.prompt),
-        "parameters": num_parameters(subject.model.config),
+        "parameters": subject.model.num_parameters(),
         "twin": chosen.twin
-        and {"parameters": num_parameters(chosen.twin.config), "mlp_width": chosen.twin.config.intermediate_size},
+        and {"parameters": chosen.twin.num_parameters(), "mlp_width": chosen.twin.config.intermediate_size},
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")}
         | machine(subject.model.lm_head.weight),
         "llama_cpp": chosen.builds,

@@ -34,7 +34,6 @@ WEIGHT_STD = 0.02
 PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
 """Exit shares p_k of the paper's 4-vium with shape 24 × 768. The printed shares add up to 0.997."""
 
-
 OURO_1_4B: dict[str, Any] = {
     "model_type": "ouro",
     "vocab_size": 49_152,
@@ -168,10 +167,6 @@ def is_llama(config: NviumConfig) -> bool:
 def twin_config(config: NviumConfig) -> NviumConfig:
     """Return a univium with as many parameters as `config`, by a wider MLP. The MLP's width is a multiple of 8."""
     twin = univium_config(config, **{name: getattr(NviumConfig(), name) for name in PARTS})
-    missing = num_parameters(config) - num_parameters(twin)
+    missing = Nvium.empty(config).num_parameters() - Nvium.empty(twin).num_parameters()
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
     return twin
-
-
-def num_parameters(config: NviumConfig) -> int:
-    return Nvium.empty(config).num_parameters()
