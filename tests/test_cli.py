@@ -115,8 +115,8 @@ def test_recipes_are_listed_by_name(nvium, monkeypatch):
 
 
 def test_running_out_of_memory_is_one_line(nvium, monkeypatch, model_folder):
-    def exhausted(*_: object) -> None:
+    def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("nvium_core.commands.running.language_model", exhausted)
+    monkeypatch.setattr("nvium_core.llm.load_model", exhausted)
     assert "not enough memory" in nvium.refuses("generate", model_folder)
