@@ -39,11 +39,7 @@ def main() -> None:
     open_missing_streams()
     logging.basicConfig(format="%(message)s")  # the engine's log on stderr; `nvium serve` configures its own
     logging.getLogger("nvium_core").setLevel(logging.INFO)
-    command = "".join(sys.argv[1:2])
-    if command in ("train", "retrofit", "evaluate"):
-        spin_briefly()
-    if command in ("train", "retrofit"):
-        keep_freed_memory()
+    tune_libc("".join(sys.argv[1:2]))
     try:
         status = typer.main.get_command(app)(sys.argv[1:] or ["--help"], prog_name="nvium", standalone_mode=False)
     except UsageError as error:
@@ -69,21 +65,19 @@ def open_missing_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
 
 
-def spin_briefly() -> None:
-    """Let idle OpenMP threads sleep after 1,000 iterations, unless GOMP_SPINCOUNT is set. Call before importing torch.
+def tune_libc(command: str) -> None:
+    """Set up threads and memory for training and evaluation. Call before importing torch.
 
-    By default idle threads spin for milliseconds. On a busy machine this makes several threads slower than one thread.
+    Idle OpenMP threads sleep after 1,000 iterations, unless GOMP_SPINCOUNT is set. By default they spin for
+    milliseconds, which on a busy machine makes several threads slower than one thread. In training glibc keeps freed
+    memory, because clearing returned pages takes an eighth of a small model's training time.
     """
-    setenv = getattr(ctypes.CDLL(None), "setenv", None)
-    if setenv:
-        setenv(b"GOMP_SPINCOUNT", b"1000", 0)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory. Clearing returned pages takes an eighth of a small model's training time."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    libc = ctypes.CDLL(None)
+    if command in ("train", "retrofit", "evaluate") and hasattr(libc, "setenv"):
+        libc.setenv(b"GOMP_SPINCOUNT", b"1000", 0)
+    if command in ("train", "retrofit") and hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def fail(message: str) -> None:
