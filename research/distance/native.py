@@ -64,7 +64,8 @@ def engine_logits(model: Nvium, context: int, cache_dtype: CachePrecision) -> Ca
 
     def logits(token_ids: list[int]) -> list[Tensor]:
         found.clear()
-        engine.generate([token_ids], SamplingParams(max_tokens=1))
+        scored = SamplingParams(max_tokens=1, logprobs=0, prompt_logprobs=True)  # so every row passes the last layer
+        engine.generate([token_ids], scored)
         return found
 
     return logits
