@@ -74,6 +74,7 @@ class RequestResult:
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
 
+OnDone = Callable[[RequestResult], object]
 Send = Callable[[Request, float], Coroutine[None, None, None]]
 """Sends a request. The second argument is the time at which the request is due."""
 
@@ -90,9 +91,7 @@ class LoadClient:
         self.model = model
         self._start = 0.0
 
-    async def run(
-        self, workload: Workload, on_done: Callable[[RequestResult], None] = lambda _: None
-    ) -> list[RequestResult]:
+    async def run(self, workload: Workload, on_done: OnDone = lambda _: None) -> list[RequestResult]:
         """Run the workload and call `on_done` with each result. Return the results in order of completion."""
         results: list[RequestResult] = []
 

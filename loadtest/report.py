@@ -1,14 +1,19 @@
-"""The results of a load test: percentiles, rates, exits and errors."""
+"""The results of a load test: percentiles, rates, exits and errors, and a table with a column per load."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Self
+
+from rich.table import Column, Table
+from rich.text import Text
 
 from loadtest.client import RequestResult
+from loadtest.workload import Workload
 
-K = TypeVar("K", int, str)
+LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +33,6 @@ class Spread:
             return None
         p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
         return cls(mean=math.fsum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
-
-
-LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +74,33 @@ class Report:
             time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
             inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
             latency=Spread.of(result.latency for result in succeeded),
-            exits=_counts(exit_ for result in results for exit_ in result.exits),
-            errors=_counts(result.error for result in results if result.error is not None),
+            exits=dict(sorted(Counter(exit_ for result in results for exit_ in result.exits).items())),
+            errors=dict(sorted(Counter(result.error for result in results if result.error is not None).items())),
             messages={result.error: result.message for result in reversed(results) if result.error is not None},
         )
 
 
-def _counts(values: Iterable[K]) -> dict[K, int]:
-    return dict(sorted(Counter(values).items()))
+Point = tuple[Workload, Report]
+
+
+def table(points: Sequence[Point]) -> Table:
+    table = Table("results", *(Column(workload.name, justify="right") for workload, _ in points))
+    found = [dict(rows(report)) for _, report in points]
+    for name in dict.fromkeys(chain.from_iterable(found)):
+        table.add_row(name, *(Text(each.get(name, "")) for each in found))
+    return table
+
+
+def rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "requests", f"{report.num_succeeded}, {report.requests_per_second:.2f}/s"
+    yield "failed", str(report.num_failed)
+    for kind, count in report.errors.items():
+        yield kind, f"{count}: {report.messages[kind]}"
+    yield "tokens", f"{report.num_tokens}, {report.tokens_per_second:.1f}/s"
+    yield "seconds", f"{report.duration:.2f}"
+    for name in LATENCIES:
+        if spread := getattr(report, name):
+            for statistic, seconds in asdict(spread).items():
+                yield f"{name.replace('_', ' ')}, ms: {statistic}", f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f}"
+    for exit_, count in report.exits.items():
+        yield f"exit {exit_}", f"{count}, {100 * count / sum(report.exits.values()):.1f}%"

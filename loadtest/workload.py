@@ -5,8 +5,8 @@ Open loop: requests arrive as a Poisson process, `rate` per second on average. A
 """
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,12 @@ class Workload:
             return [0.0] * self.num_requests
         gaps = random.Random(self.seed)
         return list(accumulate(gaps.expovariate(self.rate) for _ in range(self.num_requests)))
+
+
+def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:
+    """Return a copy of `base` for each level of load. All requests, including warm-ups, have different seeds."""
+    each = warm_up + base.num_requests
+    return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 import yaml
 
-from loadtest import options as loadtest_options
+from loadtest.__main__ import app as loadtest_app
 from nvium_core.cli import app
 from nvium_core.training.recipes.catalogue import recipe_named
 from research.tales.__main__ import app as tales_app
@@ -26,6 +26,7 @@ PLACEHOLDER = re.compile(r"\[?[A-Z]+(?:…|\])*|….*|.*…")
 
 NVIUM: Any = typer.main.get_command(app)
 TALES: Any = typer.main.get_command(tales_app)
+LOADTEST: Any = typer.main.get_command(loadtest_app)
 
 
 def check(command: Sequence[str]) -> None:
@@ -106,10 +107,10 @@ def check_python(words: Sequence[str]) -> None:
         check_command(TALES, words[2:])
         return
     elif words[1] == "loadtest" and not words[-1].startswith("--"):
-        loadtest_options.parser().parse_args(list(words[2:]))
+        LOADTEST.make_context("loadtest", list(words[2:]))
         return
     else:
-        sources = source_of("loadtest.options" if words[1] == "loadtest" else words[1])
+        sources = source_of(words[1])
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
     known = {node.value for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Constant)}
     known |= {f"--{name}".replace("_", "-") for name in re.findall(r"^    (\w+): Annotated", sources, re.MULTILINE)}

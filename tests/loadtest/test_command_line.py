@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 
-from loadtest.__main__ import main
-from tests.loadtest.fake_server import STORY, FakeServer, serving, until
+from loadtest.__main__ import main, measure
+from loadtest.workload import Workload, workloads
+from tests.loadtest.fake_server import STORY, FakeServer, client_of, serving, until
 
 
 async def run_against(server: FakeServer, *arguments: str) -> int:
@@ -71,6 +72,25 @@ async def test_the_key_is_sent_as_a_bearer_token_and_not_written(tmp_path, capsy
     await run_against(server, "--requests", "4", "--api-key", "secret", "--json", str(path))
     assert "Bearer secret" in server.headers[0]
     assert "secret" not in capsys.readouterr().out + path.read_text()
+
+
+async def test_every_load_is_measured_after_a_warm_up():
+    server = FakeServer(events=STORY)
+    sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"rate": 500.0}], 2)
+    watched, done = [], []
+
+    def watch(name, num_requests):
+        watched.append((name, num_requests))
+        return done.append
+
+    async with client_of(server) as client:
+        points = [await measure(client, load, 2, watch) for load in sweep]
+    assert [(report.num_succeeded, report.num_tokens) for _, report in points] == [(4, 12), (4, 12)]
+    assert sorted(body["seed"] for body in server.bodies) == list(range(12))
+    names, numbers = zip(*watched, strict=True)
+    assert names == ("concurrency 1, warm-up", "concurrency 1", "rate 500/s, warm-up", "rate 500/s")
+    assert numbers == (2, 4, 2, 4)
+    assert len(done) == 12
 
 
 async def test_an_interrupted_run_keeps_the_results_of_finished_loads(tmp_path):

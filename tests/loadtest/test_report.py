@@ -1,10 +1,13 @@
+import io
 import json
 from dataclasses import asdict
 
 import pytest
+from rich.console import Console
 
 from loadtest.client import Arrival, RequestResult
-from loadtest.report import Report
+from loadtest.report import Point, Report, table
+from loadtest.workload import Workload
 
 
 def good(due: float) -> RequestResult:
@@ -38,3 +41,15 @@ def test_failed_requests_count_as_errors_only_also_in_json():
     assert report.messages == {"error in stream": "lost"}
     assert report.latency.max == pytest.approx(0.4)
     assert report.time_to_first_token.mean == pytest.approx(0.1)
+
+
+def point(*results: RequestResult, **workload: float) -> Point:
+    return Workload(**workload), Report.of(results)
+
+
+def test_the_table_shows_a_column_per_load_and_the_errors():
+    screen = io.StringIO()
+    points = [point(good(0.0), FAILED, rate=5.0), point(good(0.0), rate=2.5)]
+    Console(file=screen, width=80).print(table(points))
+    for part in ("rate 2.5/s", "first token, ms: p50", "100.0", "66.7%", "error in stream", "1: lost"):
+        assert part in screen.getvalue()

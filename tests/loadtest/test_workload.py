@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadtest.workload import Workload, WorkloadError, read_prompts
+from loadtest.workload import Workload, WorkloadError, read_prompts, workloads
 
 PROMPTS = ("a", "b")
 
@@ -24,3 +26,11 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
     path.write_text("\n")
     with pytest.raises(WorkloadError, match="contains no prompts"):
         read_prompts(path)
+
+
+@given(num_levels=st.integers(1, 5), num_requests=st.integers(1, 9), warm_up=st.integers(0, 4))
+def test_all_requests_of_a_sweep_have_different_seeds(num_levels, num_requests, warm_up):
+    levels = [{"concurrency": number + 1} for number in range(num_levels)]
+    sweep = workloads(Workload(num_requests=num_requests), levels, warm_up)
+    starts = [load.first - warm_up for load in sweep]
+    assert starts == [number * (num_requests + warm_up) for number in range(num_levels)]
