@@ -17,14 +17,11 @@ from nvium_core.text.renderer import RENDERER
 from server.admission import Drainable, Loading
 from server.errors import HANDLERS
 from server.generation.service import Service
-from server.http.bodies import Bodies
-from server.http.config import STOP_SECONDS, listen, uvicorn_config
-from server.http.drain import DrainingServer
-from server.http.guard import Guard
-from server.http.keys import KeyGate, read_keys
+from server.http.bodies import Bodies, Guard
+from server.http.keys import KeyGate, RateLimit, read_keys
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, WhileServing
 from server.http.origins import Cors, OriginCheck
-from server.http.rate_limit import RateLimit
+from server.http.server import STOP_SECONDS, DrainingServer, listen, uvicorn_config
 from server.routes import openapi, playground, responses
 from server.settings import Settings, read_settings
 from server.telemetry.logs import configure_logs, logged_if_slow

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic.fields import FieldInfo
 
 from docs.tables.table import Cell, Table, table
-from server.http.paths import PROBES
+from server.http.middleware import PROBES
 from server.routes.openapi import document
 from server.schemas.body import RequestBody, Unsupported
 from server.schemas.chat import ChatRequest

@@ -19,7 +19,7 @@ from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
 from server.app import assemble, serve
 from server.generation.service import Service
-from server.http.config import listen
+from server.http.server import listen
 from server.settings import Settings
 
 MAX_STREAMS = 256

@@ -16,7 +16,7 @@ import h11
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server.http.guard import Guarded
+from server.http.bodies import Guarded
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 

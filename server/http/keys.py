@@ -1,21 +1,23 @@
-"""API keys: reads them, finds the owner of a key, and requires a key for each request.
+"""API keys: reads them, finds the owner of a key, requires a key for each request, and limits the rate of each key.
 
-Only hashes of keys are stored. If no keys are configured, requests need no key.
+Only hashes of keys are stored. If no keys are configured, requests need no key, and all clients share a rate limit.
 """
 
 import hmac
+import math
 import re
-from collections.abc import Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from starlette.datastructures import Headers
-from starlette.types import Scope
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import invalid_key
-from server.http.middleware import Check
-from server.http.paths import is_metrics, is_public
+from server.errors import Rejected, invalid_key
+from server.http.middleware import Check, HttpMiddleware, is_free, is_metrics, is_public, refuse
 from server.settings import Settings, SettingsError, read_file
 
 ENTRY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,64}):\s*)?(?P<key>(?:(?![:#,])[!-~])+)")
@@ -98,3 +100,53 @@ def bearer(headers: Headers) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise invalid_key("a key is required")
     return key.strip()
+
+
+WINDOW_SECONDS = 60
+
+
+class RateLimit(HttpMiddleware):
+    """Answers 429 before the body is read. Refused requests and requests that cost nothing do not count.
+
+    Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, app: ASGIApp, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(app)
+        self._clock = clock
+        self._per_minute = requests_per_minute
+        self.times = defaultdict[str, deque[float]](deque)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_free(scope):
+            await self.app(scope, receive, send)
+            return
+        now, times = self._clock(), self.times[scope["state"]["record"].key_id]
+        is_accepted = self._accept(now, times)
+        remaining = self._per_minute - len(times)
+        seconds = times[0] + WINDOW_SECONDS - now  # time until the oldest counted request leaves the window
+
+        async def limited_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-ratelimit-limit-requests"] = str(self._per_minute)
+                headers["x-ratelimit-remaining-requests"] = str(remaining)
+                headers["x-ratelimit-reset-requests"] = f"{seconds:.3f}s"
+            await send(message)
+
+        if is_accepted:
+            await self.app(scope, receive, limited_send)
+        else:
+            retry = math.ceil(seconds)
+            message = f"the rate limit of {self._per_minute:,} per minute is exceeded; retry in {retry} s"
+            error = Rejected("rate_limit_exceeded", message, retry_after_seconds=retry)
+            await refuse(error, scope, receive, limited_send)
+
+    def _accept(self, now: float, times: deque[float]) -> bool:
+        """Remove times outside the window. Add this request and return True if it is within the limit."""
+        while times and times[0] <= now - WINDOW_SECONDS:
+            times.popleft()
+        if len(times) == self._per_minute:
+            return False
+        times.append(now)
+        return True

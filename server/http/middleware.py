@@ -15,7 +15,6 @@ from structlog.contextvars import bound_contextvars
 
 from server.admission import Drainable, Loading
 from server.errors import ApiError, Rejected, engine_stopped, internal_error
-from server.http.paths import is_free, is_metrics, is_public
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import OTHER, RequestRecord
 
@@ -32,7 +31,30 @@ CLOSE = {"connection": "close"}
 
 RETRY_LOADING_SECONDS = 2
 
+PROBES = ("/livez", "/readyz", "/health")
+PAGE = "/"
+READING = ("GET", "HEAD")
+
 log = structlog.get_logger("nvium.server")
+
+
+def is_public(scope: Scope) -> bool:
+    is_page = (scope["path"] == PAGE or scope["path"].startswith("/assets/")) and scope["method"] in READING
+    return is_page or is_probe(scope)
+
+
+def is_probe(scope: Scope) -> bool:
+    return scope["path"] in PROBES and scope["method"] in READING
+
+
+def is_metrics(scope: Scope) -> bool:
+    return scope["path"] == "/metrics" and scope["method"] in READING
+
+
+def is_free(scope: Scope) -> bool:
+    return (
+        is_public(scope) or is_metrics(scope) or (scope["path"].startswith("/v1/models") and scope["method"] in READING)
+    )
 
 
 @dataclass

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
 from server.errors import ApiError, Rejected
-from server.http.middleware import Check
-from server.http.paths import PAGE, is_probe
+from server.http.middleware import PAGE, Check, is_probe
 from server.settings import Settings
 
 ANY = "*"

@@ -18,7 +18,7 @@ import torch
 
 from nvium_core.text.sandbox import PROGRAM
 from server.errors import Rejected
-from server.http.config import STOP_SECONDS
+from server.http.server import STOP_SECONDS
 from server.replicas.replica import READY, USER_ERROR
 from server.settings import Settings, SettingsError, environment
 from server.telemetry.metrics import Metrics

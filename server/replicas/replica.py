@@ -22,9 +22,8 @@ from nvium_core import NviumError
 from nvium_core.text.sandbox import die_with
 from server.admission import Loading
 from server.app import assemble, serve, started
-from server.http.config import Listener
-from server.http.drain import DrainingServer
 from server.http.middleware import Check
+from server.http.server import DrainingServer, Listener
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.record import RequestRecord

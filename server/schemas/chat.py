@@ -23,8 +23,7 @@ from server.schemas.generation import (
     loggable,
 )
 from server.schemas.messages import Messages
-from server.schemas.template import TemplateOptions
-from server.schemas.tools import AllowedTools, NamedTool, Tool, ToolChoice, unique
+from server.schemas.template import AllowedTools, NamedTool, TemplateOptions, Tool, ToolChoice, unique
 from server.structured_outputs.grammars import JsonSchema, ToolCalls
 
 Budget = Annotated[int, Field(ge=NO_LIMIT)]

@@ -14,8 +14,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.generation import ConversationRequest, ExitSummary, Metadata, TokenExits
 from server.schemas.messages import MAX_MESSAGES, MAX_PARTS
 from server.schemas.response_items import MORE_TOOLS, Json, messages_of
-from server.schemas.template import Effort
-from server.schemas.tools import MAX_TOOLS, FunctionName
+from server.schemas.template import MAX_TOOLS, Effort, FunctionName
 from server.schemas.unsupported import check_elsewhere, check_unsupported
 
 LOGPROBS = "message.output_text.logprobs"

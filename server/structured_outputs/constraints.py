@@ -19,8 +19,7 @@ from nvium_core import Constraint, TooCostly
 from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper, HelperLost, HelperStuck
 from nvium_core.text.token_bytes import TokenBytes
 from server.errors import TOO_COSTLY, InvalidField
-from server.structured_outputs.compiler import Compiled
-from server.structured_outputs.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY
+from server.structured_outputs.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Compiled
 from server.structured_outputs.grammars import Grammar
 
 MAX_CACHED_GRAMMARS = 16  # number of compiled grammars that stay cached, each in its own process

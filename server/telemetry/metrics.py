@@ -15,7 +15,7 @@ from nvium_core import EngineWorker, Event, StepReport, TokenEvent
 from nvium_core.text.sandbox import HELPERS
 from server.errors import REJECTIONS
 from server.schemas.generation import AnswerEnd
-from server.telemetry.sink import sink
+from server.telemetry.logs import sink
 
 EndReason = Literal[AnswerEnd, "abort"]
 """Why a choice ended. `abort` means that the request ended before the choice."""

@@ -5,7 +5,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from server.http.paths import PROBES
+from server.http.middleware import PROBES
 from server.settings import Settings, read_settings
 from tests.deploy.helm import CASES, CHART, EVERYTHING, rendered, run_helm
 from tests.deploy.shipped import DASHBOARD, MONITORING, leaving_seconds

@@ -21,7 +21,7 @@ from nvium_core import LoadedModel
 from nvium_core.engine.schedule.step import Step, StepResult
 from server.app import assemble, keys_gate
 from server.generation.service import Service
-from server.http.config import listen, uvicorn_config
+from server.http.server import listen, uvicorn_config
 from server.settings import Settings
 from tests.byte_model import NAME, load_byte_model
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import structlog
 
-from server.telemetry.logs import configure_logs
-from server.telemetry.sink import sink
+from server.telemetry.logs import configure_logs, sink
 
 WRITTEN_SECONDS = 30
 

@@ -5,7 +5,7 @@ from typing import get_args
 
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.errors import REJECTIONS
-from server.http.config import listen
+from server.http.server import listen
 from server.telemetry.metrics import Metrics, Outcome
 from tests.byte_model import EXIT_LAYERS, NAME, load_byte_model
 from tests.server.live_server import live_server, wait_until

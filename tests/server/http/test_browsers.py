@@ -6,8 +6,7 @@ import socket
 import pytest
 from fastapi import FastAPI, Response
 
-from server.http.middleware import PROTECTIVE
-from server.http.paths import PROBES
+from server.http.middleware import PROBES, PROTECTIVE
 from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import NAME, load_byte_model
 from tests.server.http.test_keys import bearer

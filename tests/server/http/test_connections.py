@@ -15,8 +15,8 @@ import h11
 import httpx
 import pytest
 
-from server.http.config import RESERVE, connection_limit
 from server.http.connections import BYTES_PER_CHUNK, FREE_CHUNKS, FRESH_SECONDS, MAX_FRESH, MAX_HEAD_BYTES, Parser
+from server.http.server import RESERVE, connection_limit
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
 from tests.server.live_server import live_server, wait_until
@@ -92,7 +92,7 @@ async def is_closed(connection: RawConnection) -> bool:
 
 
 async def test_a_new_connection_takes_the_place_of_the_oldest_silent_else_idle_or_sending(byte_model, monkeypatch):
-    monkeypatch.setattr("server.http.config.NUM_CLOSING", 1)
+    monkeypatch.setattr("server.http.server.NUM_CLOSING", 1)
     long = asking(max_tokens=4000, n=2, stream=True)
     with live_server(byte_model, max_connections=5) as server:
         async with AsyncExitStack() as stack:
@@ -180,6 +180,6 @@ def test_room_is_bounded_by_the_setting_and_the_descriptors(monkeypatch):
     assert connection_limit(10) == 10
     assert connection_limit(10**9) == limit - RESERVE
     assert connection_limit(10**9, descriptors_per_connection=2) == (limit - RESERVE) // 2
-    monkeypatch.setattr("server.http.config.RESERVE", limit)
+    monkeypatch.setattr("server.http.server.RESERVE", limit)
     with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
         connection_limit(10)

@@ -46,7 +46,7 @@ async def test_the_refusal_of_a_late_request_arrives(byte_model):
 
 
 async def test_a_client_that_never_ends_is_cut_off(server, monkeypatch):
-    monkeypatch.setattr("server.http.guard.DISCARD_BYTES", 1_000_000)
+    monkeypatch.setattr("server.http.bodies.DISCARD_BYTES", 1_000_000)
 
     async def send_endlessly() -> None:
         while True:

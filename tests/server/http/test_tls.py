@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from nvium_core import LoadedModel
 from server.admission import Loading
 from server.app import assemble
-from server.http.config import uvicorn_config
+from server.http.server import uvicorn_config
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until

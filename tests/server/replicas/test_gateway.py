@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import Rejected, engine_stopped
-from server.http.config import uvicorn_config
-from server.http.drain import DrainingServer
+from server.http.server import DrainingServer, uvicorn_config
 from server.replicas.fleet import Fleet
 from server.replicas.gateway import Gateway, gateway_app
 from server.settings import Settings

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
+from server.structured_outputs.bounds import enforceable
 from server.structured_outputs.constraints import RequestConstraint
 from server.structured_outputs.grammars import JsonSchema, Schema, ToolCalls, arguments
 from server.structured_outputs.json_schema import UnusableGrammar
-from server.structured_outputs.keywords import enforceable
 from tests.byte_model import token_ids
 from tests.server.raw_client import Json
 from tests.server.structured_outputs.test_constraints import allows, is_answer, loaded, refusal

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from server.telemetry.logs import in_words, sentence
-from server.telemetry.sink import MAX_LINES, LogSink
+from server.telemetry.logs import MAX_LINES, LogSink, in_words, sentence
 from tests.server.log_lines import log_lines
 from tests.server.server_process import CODE, free_port
 
