@@ -11,12 +11,12 @@ from pydantic.fields import FieldInfo
 from docs.tables.table import Cell, Table, table
 from server.http.middleware import PROBES
 from server.routes.openapi import document
+from server.routes.tokens import DetokenizeRequest, TokenizeRequest
 from server.schemas.body import RequestBody, Unsupported
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 PAGE = ["`GET /`", "[The playground](playground.md), unless `--no-playground` removes it", "no"]
 

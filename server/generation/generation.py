@@ -4,89 +4,28 @@ Whole and streamed responses are built from the same deltas, so they agree.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
 
 from nvium_core import (
-    Admitted,
     ChoiceKey,
     InvalidRequest,
     PromptEvent,
     SamplingParams,
-    Score,
     TokenEvent,
     TokenStream,
 )
+from nvium_core.text.detokenizer import StopStrings
 from server.errors import UNSUPPORTED, deadline_exceeded
-from server.generation.choice_text import ChoiceText, Delta, Prompt
+from server.generation.choice import Choice, Delta, Prompt
 from server.generation.reasoning_budget import ReasoningBudget
 from server.generation.service import MAX_ALTERNATIVES, Service
 from server.schemas.body import require
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
-
-
-class Choice:
-    """One sequence of the engine, and its text.
-
-    The first choice of a prompt is the `leader` of the prompt's other choices. If `is_scored`, the engine sends the
-    prompt's scores to the leader only. The deltas of every choice start with these scores.
-    """
-
-    def __init__(
-        self, text: ChoiceText, record: RequestRecord, leader: "Choice | None" = None, *, is_scored: bool = False
-    ) -> None:
-        self.index = text.index
-        self.prompt = text.prompt
-        self.text = text
-        self.num_unscored = len(text.prompt.token_ids) - 1 if is_scored and leader is None else 0
-        """Number of prompt tokens whose scores have not arrived."""
-        self.num_cached_tokens = 0
-        self._leader = leader
-        self.prompt_scores: list[Score] = []
-        self._has_begun = False
-        self.record = record
-        self._submitted = time.monotonic()
-        self.last_arrival: float | None = None
-        """When the last token arrived; None before the first."""
-
-    @property
-    def awaits_scores(self) -> bool:
-        return self._leader is not None and self._leader.num_unscored > 0
-
-    def add(self, events: Sequence[TokenEvent | PromptEvent], admission: Admitted) -> Delta:
-        self.note_admission(admission)
-        tokens = [event for event in events if isinstance(event, TokenEvent)]
-        if tokens:
-            now = time.monotonic()
-            self.record.tokens_arrived(len(tokens), now, self.last_arrival)
-            self.last_arrival = now
-        delta = self.text.add(tokens)
-        if self._leader and self._leader.prompt_scores:
-            delta.prompt_scores, self._leader = self._leader.prompt_scores, None
-        self.record.served(delta.tokens)
-        if len(tokens) < len(events):
-            self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
-        return delta
-
-    def _take_scores(self, of_prompt: Sequence[PromptEvent], delta: Delta) -> None:
-        delta.prompt_scores = [score for event in of_prompt for score in event.scores]
-        self.prompt_scores += delta.prompt_scores
-        self.num_unscored -= len(delta.prompt_scores)
-        if of_prompt[-1].finish_reason:
-            delta.extend(self.text.end(of_prompt[-1].finish_reason))
-
-    def note_admission(self, admission: Admitted) -> None:
-        """At the first call, record that the choice has left the queue."""
-        if not self._has_begun:
-            self._has_begun = True
-            self.num_cached_tokens = admission.num_cached_prompt_tokens
-            num_cached = self.num_cached_tokens if self._leader is None else 0  # count shared rows once
-            self.record.left_queue(admission.at - self._submitted, num_cached)
 
 
 class Generation:
@@ -158,7 +97,7 @@ class Generation:
         has_begun = any(choice.last_arrival is not None for choice in self.choices)
         if not has_begun or any(choice.num_unscored for choice in self._open.values()):
             raise deadline_exceeded()
-        deltas = [choice.text.end("length") for choice in self._open.values()]
+        deltas = [choice.end("length") for choice in self._open.values()]
         for key in list(self._open):
             self._end(key)
         return deltas
@@ -188,22 +127,27 @@ def start(
     enforced. If the request has no seed, each prompt gets a random seed, which its choices share.
     """
     check_totals(service, params, prompts)
-    text_of = partial(
-        ChoiceText,
-        service.tokenizer,
-        [*request.stops, *stops],
-        include_stop=request.include_stop_str_in_output,
-        min_tokens=request.min_tokens,
-        echo=echo,
-    )
-    prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
     token_ids = [prompt.token_ids for prompt in prompts]
     stream = service.worker.submit(token_ids, params, record.key_id, request.cache_salt or "")
     with ExitStack() as undo:
         undo.callback(stream.close)
-        texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
         record.admitted(sum(map(len, token_ids)))
-        choices = choices_of(texts, record, params)
+        choices: list[Choice] = []
+        for index in range(len(prompts) * params.num_choices):
+            number, place = divmod(index, params.num_choices)
+            choices.append(
+                Choice(
+                    index,
+                    prompts[number],
+                    record,
+                    service.tokenizer,
+                    StopStrings([*request.stops, *stops], request.include_stop_str_in_output),
+                    choices[-place] if place else None,
+                    echo=echo,
+                    is_scored=params.prompt_logprobs,
+                    min_tokens=request.min_tokens,
+                )
+            )
         deadline = service.deadline(record.arrived_at)
         generation = Generation(stream, choices, params, service.admission.leave, deadline)
         generation.ignored += ignored
@@ -251,14 +195,6 @@ async def start_chat(
             stops=stops if is_text else (),
             ignored=[*compiled.ignored, *chat.ineffective(template)],
         )
-
-
-def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: SamplingParams) -> list[Choice]:
-    choices: list[Choice] = []
-    for text in texts:
-        place = text.index % params.num_choices
-        choices.append(Choice(text, record, choices[-place] if place else None, is_scored=params.prompt_logprobs))
-    return choices
 
 
 def check_totals(service: Service, params: SamplingParams, prompts: Sequence[Prompt]) -> None:

@@ -2,28 +2,70 @@
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
 
 import structlog
 
 from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
-from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.text.chat_template import ChatTemplate, Conversation, ConversationError
 from nvium_core.text.sandbox import HELPERS
 from nvium_core.text.token_bytes import longest_token
 from server.admission import Admission, Drainable
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded
-from server.generation.choice_text import Prompt
+from server.generation.choice import Prompt
 from server.generation.reasoning_budget import Tags
-from server.generation.truncation import truncated
 from server.schemas.chat import ChatRequest
 from server.schemas.formats import OutputFormat
-from server.schemas.models import Model
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
 from server.telemetry.metrics import Metrics, StepMetrics, WorkerCollector
 from server.thread_pool import DaemonThreadPool
+
+DEFAULT_SHARE = 4
+"""A truncated prompt leaves room for the maximum number of tokens or, by default, for this part of the context."""
+
+MAX_TRIES = 4
+"""Number of consecutive cuts to try if the template refuses one, such as for roles that do not alternate."""
+
+
+def truncated(
+    conversation: Conversation, render: Callable[[Conversation], list[int]], context: int, max_tokens: int | None
+) -> list[int]:
+    """Return the prompt without the fewest messages from the front, so that it and the answer fit the context.
+
+    System messages at the beginning and the last message are kept, and tool results are dropped with their calls.
+    `render` returns a prompt. It may raise `InvalidField` for one that is too long.
+    """
+    messages = conversation.messages
+    first = next((n for n, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
+    cuts = [n for n in range(first, len(messages)) if messages[n]["role"] != "tool"] or [first]
+
+    def without(cut: int) -> list[int]:
+        return render(replace(conversation, messages=[*messages[:first], *messages[cut:]]))
+
+    @cache
+    def prompt(number: int) -> list[int]:
+        """Return the prompt after cut `number`, or after the next one that the template accepts."""
+        *others, last = cuts[number : number + MAX_TRIES]
+        for cut in others:
+            with suppress(ConversationError):
+                return without(cut)
+        return without(last)
+
+    def fits(number: int, num_left: int) -> bool:
+        with suppress(InvalidField):
+            return len(prompt(number)) + num_left <= context
+        return False
+
+    if fits(0, max_tokens or 1):
+        return prompt(0)
+    num_left = max_tokens or context // DEFAULT_SHARE
+    return prompt(bisect_left(range(len(cuts) - 1), True, key=lambda number: fits(number, num_left)))
+
 
 log = structlog.get_logger("nvium.server")
 
@@ -40,8 +82,6 @@ NUM_COMPILING_THREADS = 4
 
 STALL_SECONDS = 30  # maximum duration of a Step, unless `--stall-seconds` is given
 TASK_SECONDS = 30  # maximum duration of a task in a worker thread; longer than a helper may take
-
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
 
 class Service(Drainable):
@@ -220,25 +260,6 @@ class Service(Drainable):
             return RequestConstraint(None)
         compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar)
         return await self._compiling_threads.run(compile_grammar)
-
-    def card(self, name: str) -> Model:
-        """Return the `/v1/models` entry for one of the model's names."""
-        names = ("max_n", "max_prompts", "max_new_tokens", "max_queue", "max_body_bytes")
-        return Model(
-            id=name,
-            created=self.created,
-            max_model_len=self.engine.context,
-            limits={name: getattr(self.settings, name) for name in names},
-            nvium={
-                "exit_layers": self.exit_layers,
-                "num_layers": self.num_layers,
-                "num_loops": self.num_loops,
-                **self.precision,
-                "processor": self.engine.runner.processor,
-                "eager_passes": self.worker.state.eager_passes,
-                "suggested": NEUTRAL | self.sampling_defaults,
-            },
-        )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]

@@ -19,8 +19,8 @@ from server.routes.tokens import computed
 from server.schemas.body import require
 from server.schemas.response_items import Json, listed
 from server.schemas.responses import DeletedResponse, InputItems, InputTokens, Response, ResponseRequest
-from server.writers.answer import accepted, answer, ignored_params, json_response
 from server.writers.response_writer import ResponseWriter, replayed
+from server.writers.writer import accepted, answer, ignored_params, json_response
 
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000

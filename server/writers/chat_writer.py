@@ -1,36 +1,30 @@
 """Writes the response bodies of `/v1/chat/completions`, and splits answers into reasoning, content and tool calls."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
 
 from pydantic_core import to_json
 
+from nvium_core import TokenEvent
+from nvium_core.text.token_bytes import TokenBytes
 from nvium_core.text.tool_calls import CallPiece, ToolCallParser
-from server.generation.choice_text import Delta
-from server.generation.generation import Choice, Generation
+from server.generation.choice import Choice, Delta
+from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import (
     AnyChatChoice,
+    CalledFunction,
     Chat,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
-    ChatLogprobs,
     ChatMessage,
     ChatRequest,
     MadeToolCall,
+    TokenLogprob,
+    TopLogprob,
 )
 from server.schemas.generation import AnswerEnd, PromptTokenIds
-from server.writers.logprobs import chat_logprobs
-from server.writers.writer import ChunkWriter
-
-CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-
-
-class AnswerPart(NamedTuple):
-    reasoning: str
-    content: str
-    calls: list[CallPiece]
+from server.writers.writer import MIN_LOGPROB, ChunkWriter
 
 
 class AnswerParser:
@@ -45,17 +39,18 @@ class AnswerParser:
         self.may_be_text = not has_tools or request.may_answer_in_text
         """Whether an answer without a call is allowed. If it is not, an incomplete call never becomes content."""
 
-    def parse(self, delta: Delta) -> AnswerPart:
+    def parse(self, delta: Delta) -> tuple[str, str, list[CallPiece]]:
+        """Return the new reasoning, the new content and the new parts of calls."""
         reasoning, text = self.reasoning.push(delta.text)
         if delta.finish_reason:
             rest = self.reasoning.flush()
             reasoning, text = reasoning + rest.reasoning, text + rest.answer
         if self.calls is None:
-            return AnswerPart(reasoning, text, [])
+            return reasoning, text, []
         content, pieces = self.calls.push(text)
         if delta.finish_reason and self.may_be_text:
             content += self.calls.flush()
-        return AnswerPart(reasoning, content, pieces)
+        return reasoning, content, pieces
 
     def finish_reason(self, delta: Delta) -> AnswerEnd | None:
         has_called = self.calls is not None and self.calls.is_complete
@@ -63,7 +58,7 @@ class AnswerParser:
 
 
 class ChatWriter(ChunkWriter[ChatRequest]):
-    chunk_object = CHUNK
+    chunk_object = "chat.completion.chunk"
 
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
@@ -74,91 +69,88 @@ class ChatWriter(ChunkWriter[ChatRequest]):
         """The tokens streamed so far, for each choice."""
         self._hidden: dict[int, Delta] = {}
         """Deltas without text, such as the syntax of a call. The choice's next chunk contains their tokens."""
+        ids: PromptTokenIds = {"prompt_token_ids": generation.choices[0].prompt.token_ids}
+        self._prompt_token_ids: PromptTokenIds = ids if request.return_token_ids else {}
 
     def response(self, deltas: Sequence[Delta]) -> Chat:
-        choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
-        return {**self._response_fields(), "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
+        choices: list[ChatChoice] = [
+            {"message": self._message(delta, is_whole=True), **self._chat_choice(delta)} for delta in deltas
+        ]
+        return {**self._response_fields(), "object": "chat.completion", "choices": choices, **self._prompt_token_ids}
 
     def _opening(self) -> list[bytes]:
         message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
-        first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
-        return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
+        first, *others = [self._chunk(Delta(choice.index), message) for choice in self.generation.choices]
+        return [to_json({**first, **self._prompt_token_ids}), *map(to_json, others)]
 
     def _events(self, delta: Delta) -> list[bytes]:
-        message = self._new_part(delta)
+        message = self._message(delta, is_whole=False)
         if hidden := self._hidden.pop(delta.index, None):
             hidden.extend(delta)
             delta = hidden
-        if message or delta.finish_reason:
-            return [to_json(self._chunk(delta, message))]
-        self._hidden[delta.index] = delta
-        return []
-
-    def _new_part(self, delta: Delta) -> ChatMessage:
-        reasoning, content, calls = self._parsers[delta.index].parse(delta)
-        is_empty = delta.finish_reason or self._has_tools or reasoning
-        message: ChatMessage = {"content": content} if content or not is_empty else {}
-        if reasoning:
-            message["reasoning_content"] = message["reasoning"] = reasoning
-        if calls:
-            message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
-        return message
-
-    def _chunk(self, delta: Delta, message: ChatMessage) -> ChatChunk:
+        if not (message or delta.finish_reason):
+            self._hidden[delta.index] = delta
+            return []
         if self._request.nvium.metadata:
             streamed = self._streamed[delta.index]
             streamed.tokens += delta.tokens
             streamed.text_offsets += delta.text_offsets
             if delta.finish_reason:
                 message["nvium"] = self._token_exits(streamed)
-        return self._chunk_of(delta, message)
+        return [to_json(self._chunk(delta, message))]
 
-    def _message(self, delta: Delta) -> ChatMessage:
+    def _message(self, delta: Delta, *, is_whole: bool) -> ChatMessage:
+        """Return the message of a whole response, or the new part of the message."""
         reasoning, content, calls = self._parsers[delta.index].parse(delta)
-        message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
+        message: ChatMessage = {}
+        if is_whole:
+            is_null = self._has_tools and not content and (calls or not self._is_text_first)
+            message = {"role": "assistant", "content": None if is_null else content, "refusal": None}
+        elif content or not (delta.finish_reason or self._has_tools or reasoning):
+            message = {"content": content}
         if reasoning:
             message["reasoning_content"] = message["reasoning"] = reasoning
-        if self._has_tools and (calls or not self._is_text_first):
-            message["content"] = content or None
         if calls:
-            message["tool_calls"] = [*joined(calls).values()]
+            made = joined(calls)
+            message["tool_calls"] = [*made.values()] if is_whole else [{"index": n, **made[n]} for n in made]
         return message
 
-    def _chunk_of(self, delta: Delta, message: ChatMessage) -> ChatChunk:
+    def _chunk(self, delta: Delta, message: ChatMessage) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
-        return {**self._chunk_fields(), "object": CHUNK, "choices": [choice]}  # type: ignore[typeddict-item]
+        return {**self._chunk_fields(), "object": "chat.completion.chunk", "choices": [choice]}  # type: ignore[typeddict-item]
 
     def _chat_choice(self, delta: Delta) -> AnyChatChoice:
         fields = self._choice(delta, delta.index)
         fields["finish_reason"] = self._finish_reason(delta)
-        return {**fields, "logprobs": self._logprobs(delta)}
+        entries = chat_logprobs(self._service.vocabulary, delta.tokens, self._request.top_logprobs or 0)
+        return {**fields, "logprobs": {"content": entries, "refusal": None} if self._request.logprobs else None}
 
     def _finish_reason(self, delta: Delta) -> AnswerEnd | None:
         return self._parsers[delta.index].finish_reason(delta)
-
-    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        if not self._request.logprobs:
-            return None
-        entries = chat_logprobs(self._service.vocabulary, delta.tokens, self._request.top_logprobs or 0)
-        return {"content": entries, "refusal": None}
-
-    def _prompt_token_ids(self) -> PromptTokenIds:
-        """Return the prompt's token ids for the response's top level, because all choices share the prompt."""
-        if not self._request.return_token_ids:
-            return {}
-        return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
 
 
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
     """Join the pieces of each call. Return the calls by number."""
     calls: dict[int, MadeToolCall] = {}
     for piece in pieces:
+        if piece.name:
+            function: CalledFunction = {"name": piece.name, "arguments": ""}
+            calls[piece.number] = {"id": piece.id, "type": "function", "function": function}
         call = calls.setdefault(piece.number, {"function": {"arguments": ""}})
         call["function"]["arguments"] += piece.arguments
-        if piece.name:
-            calls[piece.number] = {
-                "id": piece.id,
-                "type": "function",
-                "function": {"name": piece.name, "arguments": ""},
-            }
     return calls
+
+
+def chat_logprobs(
+    vocabulary: TokenBytes, tokens: Sequence[TokenEvent], num_alternatives: int
+) -> Iterator[TokenLogprob]:
+    """Yield the log-probability of each token, with alternatives. A long list would pause all threads."""
+
+    def entry(token_id: int, logprob: float) -> TopLogprob:
+        name, text = vocabulary.name(token_id), list(vocabulary[token_id])
+        return {"token": name, "logprob": max(logprob, MIN_LOGPROB), "bytes": text}
+
+    for token in tokens:
+        if score := token.score:
+            top = [entry(*other) for other in score.top[:num_alternatives]]
+            yield {**entry(token.token_id, score.logprob), "top_logprobs": top}

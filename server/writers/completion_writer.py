@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pydantic_core import to_json
 
 from nvium_core import Score, best
-from server.generation.choice_text import Delta
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.schemas.generation import PromptTokenIds
-from server.writers.logprobs import completion_logprobs
-from server.writers.writer import ChunkWriter
+from server.writers.writer import MIN_LOGPROB, ChunkWriter
 
 
 class CompletionWriter(ChunkWriter[CompletionRequest]):
@@ -66,9 +65,27 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
             places = slice(start, start + len(echoed))
             self._num_echoed[delta.index] = places.stop
             token_ids = choice.prompt.token_ids[places] + token_ids
-            offsets = (choice.text.prompt_offsets()[places] if echoed else []) + offsets
+            offsets = (choice.prompt_offsets()[places] if echoed else []) + offsets
             scores = echoed + scores
-        return completion_logprobs(self._service.vocabulary, token_ids, scores, offsets, self._request.logprobs)
+        return {
+            "tokens": [self._service.vocabulary.name(token_id) for token_id in token_ids],
+            "token_logprobs": [None if score is None else max(score.logprob, MIN_LOGPROB) for score in scores],
+            # a generator, because a long list would take much memory and pause all threads
+            "top_logprobs": (
+                None if score is None else self._alternatives(token_id, score)
+                for token_id, score in zip(token_ids, scores, strict=True)
+            ),
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, token_id: int, score: Score) -> dict[str, float]:
+        """Return the log-probabilities of the token and its alternatives by token name, in descending order."""
+        by_id = dict(score.top[: self._request.logprobs])
+        by_id.setdefault(token_id, score.logprob)
+        best: dict[str, float] = {}
+        for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
+            best.setdefault(self._service.vocabulary.name(candidate), max(logprob, MIN_LOGPROB))
+        return best
 
 
 def scores_of(delta: Delta) -> list[Score]:

@@ -9,15 +9,14 @@ from pydantic_core import to_json
 
 from nvium_core import SamplingParams
 from nvium_core.text.tool_calls import CallPiece
-from server.generation.choice_text import Delta
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
 from server.schemas.response_items import new_id
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.chat_writer import AnswerParser
-from server.writers.logprobs import chat_logprobs
+from server.writers.chat_writer import AnswerParser, chat_logprobs
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -39,13 +38,17 @@ class ResponseEvents:
         self.response["output"].append(item)
         yield self._event("response.output_item.added", output_index=self._index, item=item)
         if item["type"] != "function_call":
-            item["content"].append(new_part(item["type"]))
+            is_reasoning = item["type"] == "reasoning"
+            message_part: OutputPart = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item["content"].append({"type": "reasoning_text", "text": ""} if is_reasoning else message_part)
             yield self._of_part("response.content_part.added", part=self._part)
 
     def add_text(self, kind: TextKind, text: str, logprobs: Sequence[Any] = ()) -> Iterator[bytes]:
         """Add text to the last item or, if that has another type, to a new one."""
         if not (self.response["output"] and self.last["type"] == kind):
-            yield from self.begin(new_text(kind))
+            item: OutputItem = {"id": new_id(kind), "type": kind, "status": "in_progress", "content": []}
+            item |= {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+            yield from self.begin(item)
         part, scores = self._part, dict[str, Any]()
         part["text"] += text
         if "logprobs" in part:
@@ -119,21 +122,6 @@ def replayed(stored: Response) -> list[bytes]:
     last: Any = {name: value for name, value in stored.items() if name not in ("status", "output")}
     status: Any = stored["status"]
     return [*made, *events.end(status, **last)]
-
-
-def new_text(kind: TextKind) -> OutputItem:
-    item: OutputItem = {"id": new_id(kind), "type": kind, "status": "in_progress", "content": []}
-    if kind == "reasoning":
-        item["summary"] = []
-    else:
-        item["role"] = "assistant"
-    return item
-
-
-def new_part(kind: TextKind) -> OutputPart:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": ""}
-    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 class ResponseWriter(Writer[ChatRequest]):

@@ -1,17 +1,23 @@
-"""The base classes of the writers, which turn the deltas of one request into JSON."""
+"""The base classes of the writers, which turn the deltas of one request into JSON, and what sends that JSON."""
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Generic, TypeVar
+from itertools import chain, islice
+from typing import Any, ClassVar, Generic, TypeVar
 
+from fastapi import Request
 from pydantic_core import to_json
+from starlette.responses import Response
 
-from server.generation.choice_text import Delta
+from server.errors import engine_stopped
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
-from server.http.event_stream import DONE
+from server.http.event_stream import DONE, EventStream, unless_disconnected
+from server.schemas.body import RequestBody
 from server.schemas.generation import (
     ExitSummary,
     Generated,
@@ -21,7 +27,11 @@ from server.schemas.generation import (
     TokenExits,
     Usage,
 )
+from server.schemas.responses import ResponseRequest
 from server.telemetry.metrics import EndReason
+from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
+
+MIN_LOGPROB = -9999.0  # replaces log 0: JSON has no infinity
 
 AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
 
@@ -164,3 +174,56 @@ class ChunkWriter(Writer[AnyRequest]):
         if self._request.metadata is not None:
             fields["metadata"] = self._request.metadata
         return fields
+
+
+MAX_INLINE_VALUES = 2_000
+"""Responses of more tokens and alternatives are serialized on another thread."""
+
+MAX_IGNORED_CHARACTERS = 1_000
+"""Length of the header that names ignored fields, and so their maximum number."""
+
+HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
+
+
+def accepted(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
+    """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
+    service, record = request.app.state.service, request.state.record
+    record.user = body.logged_user
+    if not service.worker.is_alive:
+        raise engine_stopped("the server's model has failed and needs a restart; retry later")
+    service.checked_model(body.model)
+    body.check(service.settings)
+    return service, record
+
+
+async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer[Any]) -> Response:
+    service: Service = request.app.state.service
+    headers = ignored_params(body, writer.generation.ignored)
+    if body.stream:
+        return EventStream(writer, headers=headers, keep_alive_seconds=service.settings.keep_alive_seconds)
+    try:
+        deltas = await unless_disconnected(writer.generation.collect(), request.scope, request.receive)
+        if deltas is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+        def write() -> bytes:
+            return to_json(writer.response(deltas))
+
+        num_values = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
+        is_long = num_values * (1 + (writer.generation.params.logprobs or 0)) > MAX_INLINE_VALUES
+        content = await service.text_threads.run(write) if is_long else write()
+        writer.note_ends(deltas)
+        return Response(content, headers=headers, media_type="application/json")
+    finally:
+        writer.close()
+
+
+def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(body), headers=headers, media_type="application/json")
+
+
+def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:
+    """Return the header that names `more` and the ignored fields. Unsafe characters become `?`."""
+    first = islice(chain(more, body.unknown_fields()), MAX_IGNORED_CHARACTERS)
+    names = [HARMFUL_IN_HEADER.sub("?", name[:MAX_IGNORED_CHARACTERS]) or "?" for name in first]
+    return {"x-nvium-ignored-params": ", ".join(names)[:MAX_IGNORED_CHARACTERS].rstrip(", ")} if names else {}

@@ -9,7 +9,8 @@ import pytest
 
 from nvium_core import TokenStream
 from nvium_core.engine.schedule.sequence import Sequence
-from server.generation.generation import Choice, Generation
+from server.generation.choice import Choice
+from server.generation.generation import Generation
 from server.http.event_stream import EventStream
 from server.telemetry.record import RequestRecord
 from tests.server.http.test_hostile_clients import anonymous_mb

@@ -15,11 +15,11 @@ from server.admission import Loading
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute
 from server.http.middleware import LastResort, WhileServing
+from server.routes.tokens import DetokenizeRequest, TokenizeRequest
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 

@@ -18,8 +18,9 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from server.generation.choice_text import ChoiceText, Prompt
-from server.generation.generation import Choice, Generation, choices_of
+from nvium_core.text.detokenizer import StopStrings
+from server.generation.choice import Choice, Prompt
+from server.generation.generation import Generation
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from tests.byte_model import load_byte_model, token_ids
@@ -48,7 +49,7 @@ def test_a_failure_after_submission_cancels_the_sequences(server, monkeypatch, o
         streams.append(submit(self, *asked))
         return streams[-1]
 
-    def failing(*args: object) -> None:
+    def failing(*args: object, **more: object) -> None:
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as patched:
@@ -64,11 +65,11 @@ def test_a_failure_after_submission_cancels_the_sequences(server, monkeypatch, o
 async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together):
     record = RequestRecord(Metrics([1.0]), request_id="request")
     record.admitted(num_prompt_tokens=3)
-    prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer
-    texts = [ChoiceText(tokenizer, [], index, prompt, include_stop=False, echo=True) for index in range(2)]
+    of_prompt = Prompt(token_ids("abc")), record, load_byte_model().tokenizer.backend_tokenizer, StopStrings([])
+    leader = Choice(0, *of_prompt, echo=True, is_scored=True)
+    choices = [leader, Choice(1, *of_prompt, leader, echo=True, is_scored=True)]
     stream = TokenStream([("a", 0), ("a", 1)], cancel=lambda key: None, on_close=lambda stream: None)
     stream.admissions |= dict.fromkeys(stream.keys, Admitted(0.0, 0))
-    choices = choices_of(texts, record, SamplingParams(n=2, prompt_logprobs=True, logprobs=0))
     generation = Generation(stream, choices, SamplingParams(), leave=lambda: None, deadline=None)
     token, scores = TokenEvent("a", 5, 1, 0.5, "length", 1, SCORES[0]), PromptEvent("a", SCORES, None, 0)
     for events in [[token, scores]] if is_together else [[token], [scores]]:
