@@ -20,7 +20,7 @@ from server.generation.service import Service
 from server.http.bodies import Bodies, Guard
 from server.http.keys import KeyGate, RateLimit, read_keys
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, WhileServing
-from server.http.origins import Cors, OriginCheck
+from server.http.origins import EXPOSED, Cors, OriginCheck
 from server.http.server import STOP_SECONDS, DrainingServer, listen, uvicorn_config
 from server.routes import openapi, playground, responses
 from server.settings import Settings, read_settings
@@ -83,7 +83,14 @@ def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) ->
     if gate is None:
         yield Middleware(OriginCheck, settings=settings)
     if settings.cors_origins:
-        yield Middleware(Cors, origins=settings.cors_origins, methods=METHODS)
+        yield Middleware(
+            Cors,
+            allow_origins=settings.cors_origins,
+            allow_methods=METHODS,
+            allow_headers=("*",),  # clients add their own
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+        )
     yield Middleware(LastResort)
     if gate:
         yield gate

@@ -22,7 +22,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.formats import OutputFormat
 from server.settings import Settings, read_file
 from server.structured_outputs.constraints import Constraints, RequestConstraint
-from server.telemetry.metrics import Metrics, StepMetrics, WorkerCollector
+from server.telemetry.metrics import EngineMetrics, Metrics
 from server.thread_pool import DaemonThreadPool
 
 DEFAULT_SHARE = 4
@@ -105,9 +105,9 @@ class Service(Drainable):
         self.precision = precision | {"cache": self.engine.runner.cache.precision}
         self.num_seats = self.engine.admission.num_seats
         self.metrics = metrics or Metrics(settings.latency_buckets)
-        steps = StepMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers], self.metrics.registry)
-        self.worker = EngineWorker(self.engine, observe=steps.observe)
-        self.metrics.registry.register(WorkerCollector(self.worker))
+        of_engine = EngineMetrics([depth / self.exit_layers[-1] for depth in self.exit_layers], self.metrics.registry)
+        self.worker = EngineWorker(self.engine, observe=of_engine.observe)
+        of_engine.worker = self.worker
         self.admission = Admission(self.num_seats + settings.max_queue)
         self.fingerprint = self._fingerprint(digest)
         model = {

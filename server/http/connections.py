@@ -163,7 +163,9 @@ class Connections:
                 watch = self._checked(connection, last, watch)
             self._watched[connection] = watch
             if watch.phase in (Phase.WORKING, Phase.UNREAD):
-                read_ahead(connection)
+                flow, num_ahead = connection.flow, len(connection.conn.trailing_data[0])
+                if flow.read_paused and num_ahead < MAX_BYTES_AHEAD:
+                    flow.resume_reading()  # behind pipelined requests, because only reading detects a disconnect
         self._bound_unread()
         if len(self._open) > self._max_connections:
             self._make_room()
@@ -229,9 +231,3 @@ def cut_off(connection: H11Protocol) -> None:
     if phase_of(connection) is Phase.UNREAD:
         state_of(connection)["record"].aborted("slow_client")
     connection.transport.abort()
-
-
-def read_ahead(connection: H11Protocol) -> None:
-    """Read on behind pipelined requests, to detect a disconnect. asyncio detects it only by reading."""
-    if connection.flow.read_paused and len(connection.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
-        connection.flow.resume_reading()

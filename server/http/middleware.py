@@ -52,9 +52,8 @@ def is_metrics(scope: Scope) -> bool:
 
 
 def is_free(scope: Scope) -> bool:
-    return (
-        is_public(scope) or is_metrics(scope) or (scope["path"].startswith("/v1/models") and scope["method"] in READING)
-    )
+    is_model = scope["path"].startswith("/v1/models") and scope["method"] in READING
+    return is_model or is_public(scope) or is_metrics(scope)
 
 
 @dataclass
@@ -93,7 +92,9 @@ class RequestContext(HttpMiddleware):
         request_id = headers.get("x-request-id", "")
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", request_id):
             request_id = uuid.uuid4().hex
-        record = scope.setdefault("state", {})["record"] = self._open(scope, request_id)
+        record = scope.setdefault("state", {})["record"] = RequestRecord(self.metrics, request_id=request_id)
+        record.endpoint = self.endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
+        record.target = f"{scope['method']} {scope['path']}" if record.endpoint == OTHER else None
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -109,12 +110,6 @@ class RequestContext(HttpMiddleware):
                 await app(scope, receive, framed_send)
             finally:
                 record.close(is_routine=is_free(scope) and record.outcome == "completed")
-
-    def _open(self, scope: Scope, request_id: str) -> RequestRecord:
-        record, target = RequestRecord(self.metrics, request_id=request_id), f"{scope['method']} {scope['path']}"
-        record.endpoint = self.endpoints.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
-        record.target = target if record.endpoint == OTHER else None
-        return record
 
 
 class LastResort(HttpMiddleware):

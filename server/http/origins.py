@@ -1,7 +1,6 @@
 """Pages of other sites: CORS lets in those of configured origins. Protects a server without keys from others."""
 
 import socket
-from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -79,17 +78,7 @@ def is_own_address(name: str, scope: Scope) -> bool:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's middleware. Allows all request headers, because clients add their own. Allows no cookies."""
-
-    def __init__(self, app: ASGIApp, origins: Collection[str], methods: Sequence[str]) -> None:
-        super().__init__(
-            app,
-            allow_origins=origins,
-            allow_methods=methods,
-            allow_headers=("*",),
-            allow_private_network=True,
-            expose_headers=EXPOSED,
-        )
+    """Starlette's middleware. Allows no cookies."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Return Starlette's response, or an error in the API's form if Starlette refuses."""

@@ -71,11 +71,7 @@ def uvicorn_config(
         timeout_graceful_shutdown=STOP_SECONDS,
         **more,
     )
-    load_certificate(config)
-    return config
 
-
-def load_certificate(config: uvicorn.Config) -> None:
     if config.ssl_keyfile and not config.ssl_certfile:
         raise SettingsError("ssl_keyfile: requires ssl_certfile")
     try:
@@ -84,6 +80,7 @@ def load_certificate(config: uvicorn.Config) -> None:
         reason = (error.reason or "not PEM, or encrypted") if isinstance(error, ssl.SSLError) else error.strerror
         files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file)
         raise SettingsError(f"ssl_certfile: {files} cannot be used: {reason}") from error
+    return config
 
 
 def connection_limit(max_connections: int, descriptors_per_connection: int = 1) -> int:

@@ -17,13 +17,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-ENGINE = "nvium_core"
 SLOW_SECONDS = 10.0
 """In a log file, a faster phase has no line of its own, so that a wrong command line logs a single line."""
 
@@ -112,9 +112,9 @@ def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 
 
 def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
-    add = structlog.processors.format_exc_info if is_engine else ADD_TYPES_AND_PLACES
-    return add(logger, method, event)
+    is_engine = "_record" in event and event["_record"].name.startswith("nvium_core")
+    add = structlog.processors.ExceptionRenderer(types_and_places)
+    return (structlog.processors.format_exc_info if is_engine else add)(logger, method, event)
 
 
 def types_and_places(exc_info: ExcInfo) -> str:
@@ -125,9 +125,6 @@ def types_and_places(exc_info: ExcInfo) -> str:
         parts.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return "\n\n".join(reversed(parts))
-
-
-ADD_TYPES_AND_PLACES = structlog.processors.ExceptionRenderer(types_and_places)
 
 
 def in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -152,22 +149,28 @@ def sentence(event: Mapping[str, Any]) -> str:
 MAX_LINES = 4_000  # length of the queue of lines to write
 EXIT_SECONDS = 1  # timeout for writing the queued lines at exit
 
-Write = Callable[[bytes], object]
-
 
 class LogSink:
     """A stream for log lines. `write` never raises or blocks. `num_dropped` counts the lines that were not written."""
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._write_out: Write = discard
+        self._write_out: Callable[[bytes], object] = discard
         self._lines = queue.SimpleQueue[bytes | threading.Event]()
         """Lines to write, and events to set. `put` must be reentrant: garbage collected while a line is put may log."""
         self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
-        """Start writing to a stream. If the stream is None, because the process has no stderr, drop all lines."""
-        self._write_out = writer_to(stream)
+        """Start writing to a copy of the stream's file descriptor, which stays ours if the stream closes.
+
+        Bypass the stream's buffer, which would keep the lines that do not fit on a full disk. If the stream is None,
+        because the process has no stderr, drop all lines.
+        """
+        if stream is not None:
+            try:
+                self._write_out = partial(write_all, os.dup(stream.fileno()))
+            except (io.UnsupportedOperation, ValueError):
+                self._write_out = lambda line: stream.write(line.decode())
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -202,20 +205,6 @@ class LineLogger:
         sink.write(f"{line}\n")
 
     debug = warning = error = critical = info
-
-
-def writer_to(stream: TextIO | None) -> Write:
-    """Return a function that writes to a copy of the stream's file descriptor, which stays ours if the stream closes.
-
-    Bypass the stream's buffer, which would keep the lines that do not fit on a full disk.
-    """
-    if stream is None:
-        return discard
-    try:
-        descriptor = os.dup(stream.fileno())
-    except (io.UnsupportedOperation, ValueError):
-        return lambda line: stream.write(line.decode())
-    return lambda line: write_all(descriptor, line)
 
 
 def write_all(descriptor: int, line: bytes) -> None:

@@ -38,7 +38,7 @@ SPEEDUP = "Throughput of the running schedule divided by the throughput of whole
 HEARTBEAT_AGE = "Time since the device thread's last Step, or since it last found no work."
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of a server or gateway.
 
     `latency_buckets` replace the default buckets of all latencies. The event loop observes requests.
@@ -46,7 +46,7 @@ class Metrics:
 
     def __init__(self, latency_buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(ProcessCounts())
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         Info("nvium_build", "Version of nvium.", registry=self.registry).info({"version": version("nvium")})
 
@@ -72,12 +72,7 @@ class Metrics:
         self.time_to_first_token = histogram(
             "nvium_time_to_first_token_seconds", "Time from a request's arrival to its first token.", of_requests
         )
-        self.inter_token_latency = TallyMetric(
-            "nvium_inter_token_latency_seconds",
-            "Time between tokens of a choice. Tokens that arrive together share the time.",
-            of_tokens,
-            self.registry,
-        )
+        self.inter_token_latency = Tally(of_tokens)
         self.request_latency = histogram(
             "nvium_request_latency_seconds", "Time from a request's arrival to the end of its response.", of_requests
         )
@@ -108,41 +103,15 @@ class Metrics:
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
-
-class ProcessCounts(Collector):
-    """Counts of this process: lost log lines, and helper processes."""
-
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("nvium_helpers", "Helper processes.", len(HELPERS))
         yield GaugeMetricFamily("nvium_helper_memory_bytes", "Memory of forked helpers.", HELPERS.num_forked_bytes)
         yield CounterMetricFamily("nvium_killed_helpers", "Helpers killed: no answer, or memory.", HELPERS.num_killed)
         yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", sink.num_dropped)
-
-
-class WorkerCollector(Collector):
-    """Reads all engine metrics from one snapshot, so that the metrics are consistent."""
-
-    def __init__(self, worker: EngineWorker) -> None:
-        self._worker = worker
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._worker.state
-        for name, about, value in (
-            ("nvium_requests_running", "Running sequences.", state.num_running),
-            ("nvium_requests_waiting", "Waiting sequences.", state.num_waiting),
-            ("nvium_deferred_rows", "Rows that have not passed their upper blocks.", state.num_deferred_rows),
-            ("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage),
-            ("nvium_piggyback_speedup_ratio", SPEEDUP, state.piggyback_speedup),
-            ("nvium_device_heartbeat_age_seconds", HEARTBEAT_AGE, self._worker.seconds_since_progress),
-        ):
-            yield GaugeMetricFamily(name, about, value)
-        for name, about, value in (
-            ("nvium_preemptions", "Sequences preempted.", state.num_preemptions),
-            ("nvium_eager_passes", "Passes in PyTorch's operators.", sum(state.eager_passes.values())),
-            ("nvium_draft_tokens", "Draft tokens proposed to the last exit.", state.num_draft_tokens),
-            ("nvium_accepted_draft_tokens", "Draft tokens accepted and emitted.", state.num_accepted_draft_tokens),
-        ):
-            yield CounterMetricFamily(name, about, value)
+        about = "Time between tokens of a choice. Tokens that arrive together share the time."
+        latency = HistogramMetricFamily("nvium_inter_token_latency_seconds", about)
+        self.inter_token_latency.add_to(latency)
+        yield latency
 
 
 class Tally:
@@ -165,29 +134,18 @@ class Tally:
         family.add_metric(labels, list(zip(bounds, map(float, accumulate(self.counts)), strict=True)), self._sum)
 
 
-class TallyMetric(Tally, Collector):
-    def __init__(self, name: str, about: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
-        super().__init__(bounds)
-        self._name, self._about = name, about
-        registry.register(self)
+class EngineMetrics(Collector):
+    """Metrics of an engine. Blocks and exits are counted from 1.
 
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._about)
-        self.add_to(family)
-        yield family
-
-
-class StepMetrics(Collector):
-    """Counters and histograms per block and exit, both counted from 1.
-
-    `depth_ratios` are the exits' depths divided by the model's depth.
+    `depth_ratios` are the exits' depths divided by the model's depth. Set `worker` before the first scrape.
     """
+
+    worker: EngineWorker
 
     def __init__(self, depth_ratios: Sequence[float], registry: CollectorRegistry) -> None:
         self._depth_ratios = depth_ratios
         self._blocks = [(Tally(SECONDS), Tally(ROWS)) for _ in depth_ratios]
-        about = "Depth of a token's exit divided by the depth of the last exit."
-        self._depths = TallyMetric("nvium_exit_depth_ratio", about, depth_ratios, registry)
+        self._depths = Tally(depth_ratios)
         registry.register(self)
 
     def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
@@ -211,4 +169,23 @@ class StepMetrics(Collector):
             steps.add_metric([str(number)], sum(rows.counts))
             seconds.add_to(step_seconds, [str(number)])
             rows.add_to(step_rows, [str(number)])
-        yield from (tokens, steps, step_seconds, step_rows)
+        depths = HistogramMetricFamily("nvium_exit_depth_ratio", "Depth of a token's exit divided by the last exit's.")
+        self._depths.add_to(depths)
+        yield from (tokens, steps, step_seconds, step_rows, depths)
+        state = self.worker.state  # one snapshot, so that the metrics are consistent
+        for name, about, value in (
+            ("nvium_requests_running", "Running sequences.", state.num_running),
+            ("nvium_requests_waiting", "Waiting sequences.", state.num_waiting),
+            ("nvium_deferred_rows", "Rows that have not passed their upper blocks.", state.num_deferred_rows),
+            ("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage),
+            ("nvium_piggyback_speedup_ratio", SPEEDUP, state.piggyback_speedup),
+            ("nvium_device_heartbeat_age_seconds", HEARTBEAT_AGE, self.worker.seconds_since_progress),
+        ):
+            yield GaugeMetricFamily(name, about, value)
+        for name, about, value in (
+            ("nvium_preemptions", "Sequences preempted.", state.num_preemptions),
+            ("nvium_eager_passes", "Passes in PyTorch's operators.", sum(state.eager_passes.values())),
+            ("nvium_draft_tokens", "Draft tokens proposed to the last exit.", state.num_draft_tokens),
+            ("nvium_accepted_draft_tokens", "Draft tokens accepted and emitted.", state.num_accepted_draft_tokens),
+        ):
+            yield CounterMetricFamily(name, about, value)

@@ -111,7 +111,7 @@ class RequestRecord:
             return
         if self.error or not is_routine:
             self._count(closed_at - self.arrived_at)
-        write = log.debug if is_routine else log.info
+        write, param = log.debug if is_routine else log.info, self.error.param if self.error else None
         write(
             "request",
             request_id=self.request_id,
@@ -130,15 +130,9 @@ class RequestRecord:
             first_token_seconds=seconds_between(self.arrived_at, self.first_token_at),
             total_seconds=seconds_between(self.arrived_at, closed_at),
             abort_cause=self.abort_cause,
-            param=self._param,
+            param=param if param is None or FIELD.fullmatch(param) else "?",  # a name of the client's may be anything
             code=self.error.code if self.error else None,
         )
-
-    @property
-    def _param(self) -> str | None:
-        """Return the refused field. A name that the client made up may contain anything, so it becomes `?`."""
-        param = self.error.param if self.error else None
-        return param if param is None or FIELD.fullmatch(param) else "?"
 
     def _count(self, seconds: float) -> None:
         metrics = self._metrics
