@@ -1,6 +1,16 @@
 /** Calls the server's API. Throws `Trouble`, or an AbortError if the signal was aborted. */
 
-import { brokenOff, failed, refusal, Trouble, unknownKey, unreachable } from "./trouble.js";
+/** An error with a message for the page's user. */
+export class Trouble extends Error {}
+
+/** The server requires a key, and none was given. */
+export class KeyNeeded extends Trouble {}
+
+const brokenOff = () => new Trouble("The stream ended early: the server stopped or the connection was lost.");
+
+const unknownKey = () => new Trouble("The server does not accept this API key.");
+
+const OPENINGS = { 429: "Too many requests:", 503: "The server is busy:" };
 
 /** Return the served model: its id, exit layers and limits. */
 export async function servedModel(key) {
@@ -17,7 +27,7 @@ export async function* completion(body, key, signal) {
     for await (const data of events(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw failed(chunk.error);
+      if (chunk.error) throw new Trouble(`The server failed while answering: ${sentence(chunk.error.message)}`);
       yield chunk;
     }
   } catch (error) {
@@ -28,10 +38,27 @@ export async function* completion(body, key, signal) {
 
 async function ask(path, options, key) {
   const response = await fetch(path, options).catch((error) => {
-    throw options.signal?.aborted ? error : unreachable();
+    throw options.signal?.aborted ? error : new Trouble("The server cannot be reached. Is it still running?");
   });
-  if (!response.ok) throw await refusal(response, Boolean(key));
+  if (!response.ok) throw await refusal(response, key);
   return response;
+}
+
+/** Return the error for a response other than 2xx. */
+async function refusal(response, key) {
+  const { status, statusText } = response;
+  if (status === 401 && key) return unknownKey();
+  if (status === 401) return new KeyNeeded("This server requires an API key. Enter one under Settings.");
+  const seconds = response.headers.get("retry-after");
+  const again = seconds ? ` Try again in ${seconds} ${seconds === "1" ? "second" : "seconds"}.` : "";
+  const body = await response.json().catch(() => null);
+  const words = sentence(body?.error?.message ?? `it answered ${status} ${statusText}`);
+  return new Trouble(`${OPENINGS[status] ?? (status < 500 ? "The server refused this:" : "The server failed:")} ${words}${again}`);
+}
+
+function sentence(words) {
+  const text = String(words ?? "no reason given").trim();
+  return /[.!?]$/.test(text) ? text : `${text}.`;
 }
 
 /** Yield the data of each server-sent event as text. Skip keep-alive comments. */

@@ -1,6 +1,6 @@
-/** Shows a story's time to first token, throughput and mean depth. */
+/** Shows a story's time to first token, throughput, mean depth, and number of tokens by exit. */
 
-import { element } from "./elements.js";
+import { element, tone } from "./elements.js";
 
 const MIN_TOKENS = 16;
 const MIN_SECONDS = 0.05; // show no speed for a shorter story: its chunks arrive together
@@ -59,4 +59,23 @@ function figure(name, value, digits, unit, note) {
   const shown = element("dd", "value", value ? value.toFixed(digits) : "–");
   if (value && unit) shown.append(element("span", "unit", ` ${unit}`));
   return [element("div", "figure", element("dt", "", name), shown, element("dd", "note", note))];
+}
+
+/** Show the number of tokens by exit. This is also the legend of the colours. */
+export function showHistogram(place, { unit, depths }, counts) {
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  const most = Math.max(...counts);
+  const rows = counts.map((count, index) => {
+    const exit = element("th", "", element("span", "sample", `exit ${index + 1}`));
+    exit.scope = "row";
+    const bar = element("span", "bar");
+    bar.style.inlineSize = most ? `${(100 * count) / most}%` : 0;
+    const depth = element("td", "quiet", `${unit} ${depths[index]}`);
+    const share = total ? `${Math.round((100 * count) / total)}%` : "";
+    const cells = [exit, depth, element("td", "track", bar), element("td", "count", count), element("td", "count", share)];
+    const line = element("tr", "", ...cells);
+    line.dataset.tone = tone(index + 1);
+    return line;
+  });
+  place.replaceChildren(element("table", "", element("caption", "", "Tokens per exit"), ...rows));
 }

@@ -1,10 +1,8 @@
 /** The page: shows the served model and handles the buttons. */
 
-import { completion, servedModel } from "./api.js";
+import { completion, KeyNeeded, servedModel, Trouble } from "./api.js";
 import { element } from "./elements.js";
-import { hide } from "./hint.js";
-import { Run } from "./run.js";
-import { KeyNeeded, Trouble } from "./trouble.js";
+import { hide, Run } from "./run.js";
 
 const BUSY = 1.25; // ratio of the times of two equal runs from which on the page calls the machine busy
 const ENDINGS = { stop: "ended", length: "reached its length" };
@@ -26,8 +24,11 @@ async function loadModel() {
   const { id, nvium, max_model_len } = await servedModel(key());
   model = depthsOf(nvium);
   const loops = nvium.num_loops > 1 ? ` in ${nvium.num_loops} loops` : "";
-  part("model").textContent = `${id}, ${nvium.num_layers} layers${loops}${exitsOf(model)}`;
-  suggest({ temperature: nvium.suggested.temperature, "top-p": nvium.suggested.top_p });
+  const ends = model.depths.slice(0, -1).join(", ");
+  const exits = ends ? `, exits after ${model.unit}s ${ends} and ${model.depths.at(-1)}` : ""; // none in a dense model
+  part("model").textContent = `${id}, ${nvium.num_layers} layers${loops}${exits}`;
+  const suggested = { temperature: nvium.suggested.temperature, "top-p": nvium.suggested.top_p };
+  for (const [id, value] of Object.entries(suggested)) if (part(id).value === "") part(id).value = value;
   part("length").max = max_model_len;
   part("key").placeholder = key() ? "" : "not needed";
   document.body.classList.toggle("with-exits", model.depths.length > 1);
@@ -47,11 +48,6 @@ function depthsOf({ exit_layers: layers, num_layers: numLayers, num_loops: numLo
   return { unit: "loop", part: depths[0] === 1 && isTied ? "loop" : "block", depths, isTied };
 }
 
-/** Fill the empty fields. */
-function suggest(values) {
-  for (const [id, suggested] of Object.entries(values)) if (part(id).value === "") part(id).value = suggested;
-}
-
 /** Return the body of a completion request, read from the form. An empty field keeps the server's default. */
 function request() {
   return {
@@ -61,12 +57,6 @@ function request() {
     top_p: numberOf("top-p"),
     seed: numberOf("seed") ?? Math.floor(Math.random() * NUM_SEEDS),
   };
-}
-
-/** Describe the exits. Return an empty text for a dense model, which has one exit. */
-function exitsOf({ unit, depths }) {
-  if (depths.length === 1) return "";
-  return `, exits after ${unit}s ${depths.slice(0, -1).join(", ")} and ${depths.at(-1)}`;
 }
 
 /** Run a function and show its error, if any. */

@@ -1,12 +1,14 @@
 /** One story in its panel: text, staircase, histogram, figures, and a note about the token under the pointer. */
 
 import { Drawing } from "./drawing.js";
-import { tone } from "./elements.js";
-import { Figures } from "./figures.js";
-import { hide, show } from "./hint.js";
-import { showHistogram } from "./histogram.js";
+import { element, tone } from "./elements.js";
+import { Figures, showHistogram } from "./figures.js";
 import { Staircase } from "./staircase.js";
 import { Story, withGaps } from "./story.js";
+
+const GAP = 10; // pixels
+
+const hint = document.getElementById("hint");
 
 export class Run {
   #panel;
@@ -108,4 +110,20 @@ export class Run {
   #part(selector) {
     return this.#panel.querySelector(selector);
   }
+}
+
+/** Show lines of text in the note next to a rectangle in the window. The first line is the heading. */
+function show(place, [heading, ...lines]) {
+  hint.replaceChildren(element("strong", "", heading), ...lines.map((line) => element("span", "", line)));
+  hint.hidden = false;
+  const { width, height } = hint.getBoundingClientRect();
+  const room = document.documentElement.clientWidth - width - GAP;
+  const above = place.top - height - GAP;
+  hint.style.left = `${scrollX + Math.max(GAP, Math.min(place.left, room))}px`;
+  hint.style.top = `${scrollY + (above > 0 ? above : place.bottom + GAP)}px`;
+}
+
+/** Hide the note. */
+export function hide() {
+  hint.hidden = true;
 }
