@@ -24,6 +24,14 @@ DISCARD_BYTES = 64 * 2**20
 
 PIECE_BYTES = 65_536  # maximum size of a piece of a response that is passed to the ASGI server
 
+COSTLY_SECONDS = 0.001
+"""Bodies that take longer to parse and validate are costly: they block the event loop."""
+
+WAIT_RATIO = 2
+"""Costly bodies start one at a time, each after waiting for this multiple of its own time."""
+
+MAX_STARTS_PER_TURN = 8
+
 
 @dataclass
 class Guard(HttpMiddleware):
@@ -107,15 +115,6 @@ class Guarded:
             async with asyncio.timeout(DISCARD_SECONDS):
                 while not self._is_read and num_left > 0:
                     num_left -= len((await self._next_of_request()).get("body", b""))
-
-
-COSTLY_SECONDS = 0.001
-"""Bodies that take longer to parse and validate are costly: they block the event loop."""
-
-WAIT_RATIO = 2
-"""Costly bodies start one at a time, each after waiting for this multiple of its own time."""
-
-MAX_STARTS_PER_TURN = 8
 
 
 class Bodies(HttpMiddleware):

@@ -23,6 +23,8 @@ from server.settings import Settings, SettingsError, read_file
 ENTRY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,64}):\s*)?(?P<key>(?:(?![:#,])[!-~])+)")
 COMMENT = re.compile(r"(?:^|\s)#.*")
 
+WINDOW_SECONDS = 60
+
 
 @dataclass(frozen=True)
 class ApiKey:
@@ -100,9 +102,6 @@ def bearer(headers: Headers) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise invalid_key("a key is required")
     return key.strip()
-
-
-WINDOW_SECONDS = 60
 
 
 @dataclass

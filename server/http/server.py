@@ -39,6 +39,17 @@ ACCEPTS_PER_TURN = 4
 
 RESERVE = 128  # descriptors reserved for files, pipes to helpers, and connections that are about to be closed
 
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server does not listen here)
+
+log = structlog.get_logger("nvium.server")
+
+FAILED_SECONDS = 5  # timeout for answering open requests after the service has failed
+
+IDLE_SECONDS = 2
+"""How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
+
+FAILURE = 1  # exit code if the service has failed
+
 
 def uvicorn_config(
     app: FastAPI, settings: Settings, *, descriptors_per_connection: int = 1, **more: Any
@@ -122,19 +133,6 @@ def listen(host: str, port: int) -> Listener:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]
         advice = "; choose another --port" if error.errno == EADDRINUSE else ""
         raise OSError(f"cannot listen on {host}:{port}: {reason}{advice}") from error
-
-
-ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the server does not listen here)
-
-log = structlog.get_logger("nvium.server")
-
-FAILED_SECONDS = 5  # timeout for answering open requests after the service has failed
-
-IDLE_SECONDS = 2
-"""How long idle connections stay open while draining. A request sent in this time gets a 503 instead of a reset."""
-
-
-FAILURE = 1  # exit code if the service has failed
 
 
 class DrainingServer(uvicorn.Server):

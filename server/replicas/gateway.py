@@ -39,6 +39,22 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 STOPPED, NOT_STORED = b'"code": "engine_stopped"', b'response_not_found"'
 """Text in the response of a replica whose engine has stopped, or that does not store a response."""
 
+GATEWAY_LABEL = "front"
+"""The gateway's value of the metrics label `replica`. Dashboards depend on it."""
+
+DESCRIPTORS_PER_CLIENT = 2
+"""File descriptors per client: one for its connection, one for a connection to a replica."""
+
+MAX_DELIVERIES = 3
+"""Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
+
+UNBOUNDED = 2**31
+"""The gateway does not limit open requests, because replicas limit their own queues."""
+
+TARGET = re.compile(rb"/[!-~]*")
+
+log = structlog.get_logger("nvium.server")
+
 
 class StoredElsewhere(Exception):
     """The replica does not store the response that the request names."""
@@ -114,23 +130,6 @@ class Exchange:
 
     async def _send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-
-GATEWAY_LABEL = "front"
-"""The gateway's value of the metrics label `replica`. Dashboards depend on it."""
-
-DESCRIPTORS_PER_CLIENT = 2
-"""File descriptors per client: one for its connection, one for a connection to a replica."""
-
-MAX_DELIVERIES = 3
-"""Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
-
-UNBOUNDED = 2**31
-"""The gateway does not limit open requests, because replicas limit their own queues."""
-
-TARGET = re.compile(rb"/[!-~]*")
-
-log = structlog.get_logger("nvium.server")
 
 
 class Gateway(Drainable):

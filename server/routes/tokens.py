@@ -19,6 +19,8 @@ from server.schemas.unsupported import check_unsupported
 from server.telemetry.record import CLIENT_CLOSED_REQUEST
 from server.writers.writer import ignored_params, json_response
 
+router = APIRouter(route_class=JsonRoute)
+
 
 class TokenizeRequest(TemplateOptions):
     """A prompt, or messages with the template fields of chats."""
@@ -62,9 +64,6 @@ class Detokenized(BaseModel):
     """The text of the tokens, including special tokens."""
 
     prompt: str
-
-
-router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/tokenize", summary="Tokenize a text or a chat", response_model=Tokens)

@@ -21,6 +21,11 @@ MAX_TOOLS = 128
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
+OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
+"""Parameters of the renderer, which `chat_template_kwargs` must not set."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class Function(RequestBody):
     """A function, by default without arguments. `strict` rejects schemas that cannot be enforced."""
@@ -96,13 +101,6 @@ def unique(tools: Sequence[Tool | CustomTool]) -> list[Tool]:
         is_same = by_name.setdefault(tool.function.name, tool) == tool
         require(is_same, "tools", f"different functions have the same name {tool.function.name}")
     return [*by_name.values()]
-
-
-OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
-"""Parameters of the renderer, which `chat_template_kwargs` must not set."""
-
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateOptions(RequestBody):

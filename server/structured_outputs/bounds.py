@@ -54,6 +54,26 @@ PARTNERS = {
 }
 """Keywords that constrain nothing unless the schema also has one of these."""
 
+MAX_CHARACTERS = 100_000
+
+MAX_DEPTH = 100
+
+MAX_BRANCHES = 32
+"""Maximum number of alternatives in `anyOf` or `oneOf`, not counting constants.
+
+In a recursive schema, the time per token grows with the square of this number.
+"""
+
+MAX_OPTIONAL_PROPERTIES = 500  # maximum number of optional properties of one object
+
+MAX_PATTERNS = 16
+"""Maximum number of distinct patterns in a schema. Intersecting patterns of merged schemas takes exponential time."""
+
+MAX_MULTIPLE = 10_000
+"""Maximum least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
+
+SURROGATES = re.compile("[\ud800-\udfff]")
+
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
     """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
@@ -102,25 +122,6 @@ def allows_all_names(schema: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-MAX_CHARACTERS = 100_000
-MAX_DEPTH = 100
-MAX_BRANCHES = 32
-"""Maximum number of alternatives in `anyOf` or `oneOf`, not counting constants.
-
-In a recursive schema, the time per token grows with the square of this number.
-"""
-
-MAX_OPTIONAL_PROPERTIES = 500  # maximum number of optional properties of one object
-
-MAX_PATTERNS = 16
-"""Maximum number of distinct patterns in a schema. Intersecting patterns of merged schemas takes exponential time."""
-
-MAX_MULTIPLE = 10_000
-"""Maximum least common multiple of the integers from `multiples_of`. llguidance needs that many states."""
-
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def checked_size(schema: Schema) -> int:

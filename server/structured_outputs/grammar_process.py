@@ -53,6 +53,38 @@ DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
 INTERNALS = re.compile(r"Some\(|None\b|' option|registry|\(And|Regex|not supported yet|many digits")
 """Matches errors that name llguidance's internals. Clients get a plain message instead."""
 
+COMPILE_SECONDS = 2.5
+"""Maximum CPU time for compiling one grammar. All times in this module are CPU time."""
+
+MASK_BUDGET_SECONDS = 0.5
+"""Budget of CPU time for the masks of one request: the initial budget, which is also the maximum."""
+
+BUDGET_PER_TOKEN_SECONDS = 0.005  # CPU time added to the budget with each token
+
+MEMORY_BYTES = 512 << 20  # address space that a process may use in addition to the fork server's
+
+STACK_BYTES = 64 << 20
+"""Maximum size of the stack. It is large, because llguidance recurses along chains of references."""
+
+COMMAND = struct.Struct("iiii")
+"""A choice, its next token, another choice, and the core on which to compute the mask, or `ANY_CORE`.
+
+If the token is `BEGIN`, copy the state of the other choice.
+"""
+
+BEGIN = -1
+
+ANY_CORE = -1
+
+REPLY = struct.Struct("iB")  # a choice and its state; the choice's mask follows
+
+CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+
+GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
+
+NOT_ALLOWED = "doesn't satisfy the grammar"
+"""Part of llguidance's error message for a disallowed token. All other errors mean an exceeded limit."""
+
 
 class Compiled(NamedTuple):
     """A compiled grammar with the paths of its unenforced keywords, or an error message."""
@@ -197,38 +229,6 @@ def reason(error: str, key: str = "") -> str:
         return f"{key} cannot be enforced" if key else "it cannot be enforced"
     line = line.removeprefix("Unsatisfiable schema: ")
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"
-
-
-COMPILE_SECONDS = 2.5
-"""Maximum CPU time for compiling one grammar. All times in this module are CPU time."""
-
-MASK_BUDGET_SECONDS = 0.5
-"""Budget of CPU time for the masks of one request: the initial budget, which is also the maximum."""
-
-BUDGET_PER_TOKEN_SECONDS = 0.005  # CPU time added to the budget with each token
-MEMORY_BYTES = 512 << 20  # address space that a process may use in addition to the fork server's
-
-STACK_BYTES = 64 << 20
-"""Maximum size of the stack. It is large, because llguidance recurses along chains of references."""
-
-COMMAND = struct.Struct("iiii")
-"""A choice, its next token, another choice, and the core on which to compute the mask, or `ANY_CORE`.
-
-If the token is `BEGIN`, copy the state of the other choice.
-"""
-
-BEGIN = -1
-
-ANY_CORE = -1
-
-REPLY = struct.Struct("iB")  # a choice and its state; the choice's mask follows
-
-CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
-
-GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
-
-NOT_ALLOWED = "doesn't satisfy the grammar"
-"""Part of llguidance's error message for a disallowed token. All other errors mean an exceeded limit."""
 
 
 def main(pipe: Connection) -> None:

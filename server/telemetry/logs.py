@@ -50,6 +50,10 @@ SENTENCES = {
 
 HIDDEN = ("event", "level", "timestamp", "exception")
 
+MAX_LINES = 4_000  # length of the queue of lines to write
+
+EXIT_SECONDS = 1  # timeout for writing the queued lines at exit
+
 
 def configure_logs(level: str = "info") -> None:
     """Configure structlog and the standard library's logging for the whole process."""
@@ -144,10 +148,6 @@ def sentence(event: Mapping[str, Any]) -> str:
     except (KeyError, TypeError, ValueError):  # no template, or a field is missing or None
         fields = [f"{key}={value}" for key, value in event.items() if key not in HIDDEN and value not in (None, "")]
         return "\n".join([" ".join([name, *fields]), *filter(None, [event.get("exception")])])
-
-
-MAX_LINES = 4_000  # length of the queue of lines to write
-EXIT_SECONDS = 1  # timeout for writing the queued lines at exit
 
 
 class LogSink:

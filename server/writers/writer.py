@@ -35,6 +35,14 @@ MIN_LOGPROB = -9999.0  # replaces log 0: JSON has no infinity
 
 AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
 
+MAX_INLINE_VALUES = 2_000
+"""Responses of more tokens and alternatives are serialized on another thread."""
+
+MAX_IGNORED_CHARACTERS = 1_000
+"""Length of the header that names ignored fields, and so their maximum number."""
+
+HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
+
 
 class Writer(ABC, Generic[AnyRequest]):
     """Writes a response whole or as events. Counts tokens and exits over all choices."""
@@ -174,15 +182,6 @@ class ChunkWriter(Writer[AnyRequest]):
         if self._request.metadata is not None:
             fields["metadata"] = self._request.metadata
         return fields
-
-
-MAX_INLINE_VALUES = 2_000
-"""Responses of more tokens and alternatives are serialized on another thread."""
-
-MAX_IGNORED_CHARACTERS = 1_000
-"""Length of the header that names ignored fields, and so their maximum number."""
-
-HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
 
 def accepted(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
