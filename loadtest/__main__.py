@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from loadtest.client import LoadClient, OnDone
-from loadtest.report import Point, Report, table
+from loadtest.report import Point, report, table
 from loadtest.workload import DEFAULT_PROMPTS, Workload, WorkloadError, read_prompts, workloads
 
 Watch = Callable[[str, int], OnDone]
@@ -117,7 +117,7 @@ def load_test(
     except KeyboardInterrupt:
         return 130
     Console().print(table(points))
-    return 1 if any(report.num_failed for _, report in points) else 0
+    return 1 if any(measured["num_failed"] for _, measured in points) else 0
 
 
 async def run(options: Mapping[str, Any], sweep: Sequence[Workload]) -> list[Point]:
@@ -147,18 +147,18 @@ async def measure(client: LoadClient, load: Workload, warm_up: int, watch: Watch
     if warm_up:
         warming = replace(load, num_requests=warm_up, first=load.first - warm_up)
         await client.run(warming, watch(f"{load.name}, warm-up", warm_up))
-    return load, Report.of(await client.run(load, watch(load.name, load.num_requests)))
+    return load, report(await client.run(load, watch(load.name, load.num_requests)))
 
 
 def write(options: Mapping[str, Any], points: Sequence[Point]) -> None:
     """Write the JSON file, if any. Times are in seconds."""
     if options["json"]:
         used = {name: value for name, value in options.items() if name not in ("api_key", "json")}
-        measured = [
-            {"concurrency": None if load.rate else load.concurrency, "rate": load.rate, "report": asdict(report)}
-            for load, report in points
+        results = [
+            {"concurrency": None if load.rate else load.concurrency, "rate": load.rate, "report": measured}
+            for load, measured in points
         ]
-        text = json.dumps({"options": used, "points": measured}, indent=2, default=str) + "\n"
+        text = json.dumps({"options": used, "points": results}, indent=2, default=str) + "\n"
         options["json"].write_text(text, encoding="utf-8")
 
 

@@ -10,10 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import httpx
 
-from loadtest.workload import Request, Workload
+from loadtest.workload import Workload
 
 DONE = "[DONE]"
 BROKEN = "broken stream"
@@ -75,8 +76,9 @@ class RequestResult:
 
 
 OnDone = Callable[[RequestResult], object]
-Send = Callable[[Request, float], Coroutine[None, None, None]]
-"""Sends a request. The second argument is the time at which the request is due."""
+Fields = dict[str, Any]
+Send = Callable[[Fields, float], Coroutine[None, None, None]]
+"""Sends a request with these fields. The second argument is the time at which the request is due."""
 
 
 class ServerError(Exception):
@@ -95,9 +97,9 @@ class LoadClient:
         """Run the workload and call `on_done` with each result. Return the results in order of completion."""
         results: list[RequestResult] = []
 
-        async def send(request: Request, due: float) -> None:
+        async def send(fields: Fields, due: float) -> None:
             result = RequestResult(due=due)
-            await self.send(request, result)
+            await self.send(fields, result)
             result.finished = self.now()
             results.append(result)
             on_done(result)
@@ -114,8 +116,8 @@ class LoadClient:
         requests = workload.requests()
 
         async def user() -> None:
-            for request in requests:
-                await send(request, self.now())
+            for _, fields in requests:
+                await send(fields, self.now())
 
         async with asyncio.TaskGroup() as users:
             for _ in range(min(workload.concurrency, workload.num_requests)):
@@ -123,14 +125,14 @@ class LoadClient:
 
     async def _open_loop(self, workload: Workload, send: Send) -> None:
         async with asyncio.TaskGroup() as sent:
-            for request in workload.requests():
-                await asyncio.sleep(request.arrival - self.now())
-                sent.create_task(send(request, request.arrival))
+            for arrival, fields in workload.requests():
+                await asyncio.sleep(arrival - self.now())
+                sent.create_task(send(fields, arrival))
 
-    async def send(self, request: Request, result: RequestResult) -> None:
+    async def send(self, fields: Fields, result: RequestResult) -> None:
         """Stream one completion, and record its tokens or its error in the result."""
         try:
-            async for data in self._events(request):
+            async for data in self._events(fields):
                 _note(data, self.now(), result)
             if not result.num_tokens:
                 raise ServerError("empty answer", "the server sent no token")
@@ -139,9 +141,9 @@ class LoadClient:
         except Exception as error:
             result.error, result.message = type(error).__name__, str(error)
 
-    async def _events(self, request: Request) -> AsyncIterator[str]:
+    async def _events(self, fields: Fields) -> AsyncIterator[str]:
         """Yield the data of each event except `[DONE]`. Raise `ServerError` if the request fails."""
-        body = {"model": self.model, **request.fields, **STREAMED}
+        body = {"model": self.model, **fields, **STREAMED}
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if not response.is_success:
                 raise ServerError(f"HTTP {response.status_code}", _message(await response.aread()))

@@ -27,14 +27,6 @@ class WorkloadError(ValueError):
     """An invalid workload. The message is one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The fields of a request, and its arrival in seconds since the start of the run, which the closed loop ignores."""
-
-    fields: dict[str, Any]
-    arrival: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """The requests at one level of load.
@@ -57,13 +49,16 @@ class Workload:
     def name(self) -> str:
         return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
 
-    def requests(self) -> Iterator[Request]:
-        """Yield the requests in order of arrival. If there are fewer prompts than requests, prompts repeat."""
+    def requests(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Yield the time and the fields of each request. If there are fewer prompts than requests, prompts repeat.
+
+        Times are seconds since the start of the run, in order. The closed loop ignores them.
+        """
         shared: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         shared |= {"ignore_eos": True} if self.ignore_eos else {}  # not a field of OpenAI's
         for index, arrival in enumerate(self._arrivals(), self.first):
             prompt = self.prompts[index % len(self.prompts)]
-            yield Request({"prompt": prompt, "seed": self.seed + index, **shared}, arrival)
+            yield arrival, {"prompt": prompt, "seed": self.seed + index, **shared}
 
     def _arrivals(self) -> list[float]:
         if self.rate is None:

@@ -85,7 +85,7 @@ async def test_every_load_is_measured_after_a_warm_up():
 
     async with client_of(server) as client:
         points = [await measure(client, load, 2, watch) for load in sweep]
-    assert [(report.num_succeeded, report.num_tokens) for _, report in points] == [(4, 12), (4, 12)]
+    assert [(report["num_succeeded"], report["num_tokens"]) for _, report in points] == [(4, 12), (4, 12)]
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
     names, numbers = zip(*watched, strict=True)
     assert names == ("concurrency 1, warm-up", "concurrency 1", "rate 500/s, warm-up", "rate 500/s")

@@ -9,12 +9,12 @@ PROMPTS = ("a", "b")
 
 def test_prompts_repeat_and_every_request_has_its_own_seed():
     requests = list(Workload(prompts=PROMPTS, num_requests=3, seed=10).requests())
-    found = [(request.fields["prompt"], request.fields["seed"]) for request in requests]
+    found = [(fields["prompt"], fields["seed"]) for _, fields in requests]
     assert found == [("a", 10), ("b", 11), ("a", 12)]
 
 
 def test_the_open_loop_arrives_in_order_at_its_rate():
-    arrivals = [request.arrival for request in Workload(num_requests=4000, rate=20.0).requests()]
+    arrivals = [arrival for arrival, _ in Workload(num_requests=4000, rate=20.0).requests()]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(4000 / 20, rel=0.1)
 
