@@ -69,12 +69,7 @@ class Exchange:
         """Whether the response's head has been passed to `send`."""
         self._is_stream = False
         self.record: RequestRecord = scope["state"]["record"]
-        self._method: str = scope["method"]
-        query: bytes = scope["query_string"]
-        self._target = (scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
-        headers = Headers(scope=scope)
-        self._headers = {name: headers[name] for name in FORWARDED if name in headers}
-        self._headers |= {"x-request-id": self.record.request_id, KEY_ID: self.record.key_id}
+        self._scope = scope
         self._send = send
 
     async def forward(self, replica: Replica, *, is_last: bool) -> None:
@@ -83,10 +78,13 @@ class Exchange:
         Raise `StoredElsewhere` if another replica may store the response that the request names, unless `is_last`.
         """
         self.record.is_passed_on = True
+        query, given = self._scope["query_string"], Headers(scope=self._scope)
+        target = (self._scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
+        headers = {name: given[name] for name in FORWARDED if name in given} | ({IS_LAST: ""} if is_last else {})
         async with replica.session.request(
-            self._method,
-            URL(f"http://replica{self._target}", encoded=True),
-            headers=self._headers | ({IS_LAST: ""} if is_last else {}),
+            self._scope["method"],
+            URL(f"http://replica{target}", encoded=True),
+            headers=headers | {"x-request-id": self.record.request_id, KEY_ID: self.record.key_id},
             data=BytesIO(self.body) if self.body else None,
             allow_redirects=False,
         ) as response:

@@ -106,7 +106,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     before = earlier(request, body.previous_response_id)
     chat = body.as_chat(before)
     service, record = accepted(request, chat)
-    generated = await start_chat(service, chat, record, truncates=body.truncates)
+    generated = await start_chat(service, chat, record, truncates=body.truncation == "auto")
 
     def keep(response: Response) -> None:
         if body.store:
@@ -124,7 +124,7 @@ async def count_input_tokens(body: ResponseRequest, request: Request) -> HttpRes
 
     def count() -> HttpResponse:
         with chat.in_request_names():
-            number = len(service.chat_prompt(chat, truncates=body.truncates))
+            number = len(service.chat_prompt(chat, truncates=body.truncation == "auto"))
         counted: InputTokens = {"object": "response.input_tokens", "input_tokens": number}
         return json_response(counted, ignored_params(body, chat.ineffective(service.chat_template)))
 

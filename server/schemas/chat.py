@@ -160,17 +160,14 @@ class ChatRequest(TemplateOptions, ConversationRequest, GenerationRequest):
         given = {self.thinking_budget, self.reasoning.max_tokens} - {None}
         require(len(given) < 2, "thinking_budget", "must equal reasoning.max_tokens, because it is an alias")
         self.check_template(self.messages)
-        self._check_tool_messages()
-        asks_for_logprobs = self.logprobs or not self.top_logprobs
-        require(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
-
-    def _check_tool_messages(self) -> None:
         called = set[str]()
         for number, message in enumerate(self.messages):
             called.update(call.id for call in message.tool_calls)
             if message.role == "tool" and message.tool_call_id not in called:
                 param = self.request_names.get("messages", f"messages[{number}].tool_call_id")
                 raise InvalidField(param, f"no earlier tool call has the id {message.tool_call_id!r:.100}")
+        asks_for_logprobs = self.logprobs or not self.top_logprobs
+        require(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
 
 class TopLogprob(TypedDict):

@@ -71,8 +71,10 @@ def add_item(messages: list[Json], item: Mapping[str, Any], param: str) -> None:
             return
         kind = OUTPUTS[0]
     message = message_of(item, kind, param)
-    if kind == "message" and message["role"] == "assistant" and is_only_reasoning(messages):
-        messages[-1] |= message
+    last = messages[-1] if messages else {}
+    has_only_reasoned = "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+    if kind == "message" and message["role"] == "assistant" and has_only_reasoned:
+        last |= message
     elif message:
         messages.append(message)
 
@@ -99,11 +101,6 @@ def add_call(messages: list[Json], item: Mapping[str, Any], name: Any, arguments
     call_id = item.get("call_id") or item.get("id")
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     messages[-1].setdefault("tool_calls", []).append(call)
-
-
-def is_only_reasoning(messages: Sequence[Json]) -> bool:
-    last = messages[-1] if messages else {}
-    return "reasoning_content" in last and not last["content"] and "tool_calls" not in last
 
 
 def content(parts: Any, param: str) -> str | None:

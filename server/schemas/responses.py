@@ -174,18 +174,8 @@ class ResponseRequest(ConversationRequest):
             yield "include"
 
     @property
-    def truncates(self) -> bool:
-        return self.truncation == "auto"
-
-    @property
     def items(self) -> list[Json]:
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-
-    def messages(self) -> list[Json]:
-        """Convert the input to chat messages. Raise `InvalidField` for an unsupported item."""
-        num_parts = sum(len(parts) for item in self.items for parts in item.values() if isinstance(parts, list))
-        require(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
-        return messages_of(self.items)
 
     def functions(self) -> list[FunctionTool]:
         """Return the functions of `tools` and of the input items. Raise `InvalidField` for an invalid tool."""
@@ -205,6 +195,8 @@ class ResponseRequest(ConversationRequest):
         """Convert to a chat request that starts with the `earlier` items. Raise `InvalidField` if that fails."""
         check_unsupported(self)
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
+        num_parts = sum(len(parts) for item in self.items for parts in item.values() if isinstance(parts, list))
+        require(num_parts <= MAX_PARTS, "input", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
         is_scored = LOGPROBS in self.include
         require(is_scored or not self.top_logprobs, "top_logprobs", f"only allowed when include has {LOGPROBS}")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -212,7 +204,7 @@ class ResponseRequest(ConversationRequest):
         tools = [tool.as_chat() for tool in self.functions()]
         body = {name: getattr(self, name) for name in CHAT_FIELDS & self.model_fields_set} | {
             "model": self.model,
-            "messages": [*system, *messages_of(earlier), *self.messages()],
+            "messages": [*system, *messages_of(earlier), *messages_of(self.items)],
             "max_completion_tokens": self.max_output_tokens,
             "reasoning_effort": self.reasoning.effort,
             "logprobs": is_scored,

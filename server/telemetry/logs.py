@@ -76,7 +76,11 @@ def configure_logs(level: str = "info") -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
     logging.getLogger("nvium_core").setLevel(least)
-    log_warnings_and_unhandled()
+    # if the interpreter wrote warnings and unhandled exceptions to stderr, the process could block
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: log_unhandled(error)
+    threading.excepthook = lambda error: log_unhandled(error[:3])  # type, value and traceback
+    sys.unraisablehook = lambda error: log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))
 
 
 @contextmanager
@@ -90,17 +94,6 @@ def logged_if_slow(phase: str, **fields: object) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def log_warnings_and_unhandled() -> None:
-    """Log warnings and unhandled exceptions. If the interpreter wrote them to stderr, the process could block."""
-
-    def log_arguments(error: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
-        log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))
-
-    logging.captureWarnings(True)
-    sys.excepthook = lambda *error: log_unhandled(error)
-    threading.excepthook = sys.unraisablehook = log_arguments
 
 
 def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:
