@@ -7,8 +7,6 @@ from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Rejected
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
-RETRY_QUEUE_SECONDS = 1
-
 
 class Admission:
     """Counts the running and waiting choices. Use it on the event loop only."""
@@ -30,7 +28,7 @@ class Admission:
         self.check_open()
         if self.num_present + num_choices > self.capacity:
             message = f"the queue is full: {self.num_present} of {self.capacity} choices are running or waiting"
-            raise Rejected("queue_full", message, retry_after_seconds=RETRY_QUEUE_SECONDS)
+            raise Rejected("queue_full", message, retry_after_seconds=1)
         self.num_present += num_choices
 
     def check_open(self) -> None:

@@ -38,9 +38,6 @@ ENDPOINTS = {
 }
 """Maps paths of POST requests to the endpoint's name in metrics and logs. All other requests are `OTHER`."""
 
-METHODS = sorted({"HEAD", *(method for route in ROUTES for method in route.methods)})
-"""Methods that CORS allows."""
-
 
 def assemble(service: Service | Loading, gate: Middleware | None = None) -> FastAPI:
     """Create the app for a service. `gate` is the middleware that checks keys."""
@@ -86,7 +83,7 @@ def middleware(settings: Settings, metrics: Metrics, gate: Middleware | None) ->
         yield Middleware(
             Cors,
             allow_origins=settings.cors_origins,
-            allow_methods=METHODS,
+            allow_methods=sorted({"HEAD", *(method for route in ROUTES for method in route.methods)}),
             allow_headers=("*",),  # clients add their own
             allow_private_network=True,
             expose_headers=EXPOSED,

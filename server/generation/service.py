@@ -41,7 +41,6 @@ NUM_COMPILING_THREADS = 4
 STALL_SECONDS = 30  # maximum duration of a Step, unless `--stall-seconds` is given
 TASK_SECONDS = 30  # maximum duration of a task in a worker thread; longer than a helper may take
 
-
 DEFAULT_SHARE = 4
 """A truncated prompt leaves room for the maximum number of tokens or, by default, for this part of the context."""
 

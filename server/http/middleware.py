@@ -29,8 +29,6 @@ PROTECTIVE = {
 
 CLOSE = {"connection": "close"}
 
-RETRY_LOADING_SECONDS = 2
-
 PROBES = ("/livez", "/readyz", "/health")
 PAGE = "/"
 READING = ("GET", "HEAD")
@@ -161,7 +159,7 @@ class WhileServing(Check):
     def check(self, scope: Scope, headers: MutableHeaders) -> None:
         service: Drainable = scope["app"].state.service
         if isinstance(service, Loading) and scope["path"] != "/livez":
-            raise Rejected("not_ready", "the model is loading", retry_after_seconds=RETRY_LOADING_SECONDS)
+            raise Rejected("not_ready", "the model is loading", retry_after_seconds=2)
         if not (is_public(scope) or is_metrics(scope)):
             service.admission.check_open()
 

@@ -15,7 +15,6 @@ export class Run {
   #story;
   #tokens = []; // {exit, probability}
   #counts = []; // numbers of tokens by exit
-  #isOver = false;
   #redraw = null;
 
   constructor(panel) {
@@ -32,7 +31,6 @@ export class Run {
     this.#story.clear();
     this.#tokens = [];
     this.#counts = model.depths.map(() => 0);
-    this.#isOver = false;
     this.model = model;
     this.staircase = new Staircase(model.depths.length, model.isTied);
     this.drawing = new Drawing(this.#part(".staircase"), this.staircase, model, (row) => {
@@ -60,7 +58,6 @@ export class Run {
   }
 
   end() {
-    this.#isOver = true;
     this.#panel.classList.remove("writing");
     this.drawing.end();
     this.#show();
@@ -103,7 +100,7 @@ export class Run {
     return blocks.map((block) => {
       const carrier = this.staircase.carrier(row, block);
       if (carrier !== undefined) return `${part} ${block} was computed later, with token ${carrier + 1}`;
-      return this.#isOver ? `${part} ${block} was not computed` : `${part} ${block} is deferred`;
+      return `${part} ${block} ${this.#panel.classList.contains("writing") ? "is deferred" : "was not computed"}`;
     });
   }
 

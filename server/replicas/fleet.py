@@ -33,8 +33,6 @@ IDLE_SECONDS, KEEP_ALIVE_SECONDS = 15, 60
 
 WAIT_SECONDS, POLL_SECONDS = 30, 0.1  # how long a request waits for a replica
 
-RETRY_SECONDS = 5
-
 STALL_SECONDS = 10
 """Maximum duration of a replica's Step, unless `--stall-seconds` is given."""
 
@@ -188,7 +186,7 @@ class Fleet:
 
 
 def no_replica() -> Rejected:
-    return Rejected("no_replica", "no replica is available", retry_after_seconds=RETRY_SECONDS)
+    return Rejected("no_replica", "no replica is available", retry_after_seconds=5)
 
 
 def own_options(settings: Settings, count: int) -> dict[str, object]:

@@ -39,17 +39,8 @@ HOP_BY_HOP = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encod
 STOPPED, NOT_STORED = b'"code": "engine_stopped"', b'response_not_found"'
 """Text in the response of a replica whose engine has stopped, or that does not store a response."""
 
-GATEWAY_LABEL = "front"
-"""The gateway's value of the metrics label `replica`. Dashboards depend on it."""
-
-DESCRIPTORS_PER_CLIENT = 2
-"""File descriptors per client: one for its connection, one for a connection to a replica."""
-
 MAX_DELIVERIES = 3
 """Maximum number of attempts that reach a replica. If three replicas fail, the request may be the cause."""
-
-UNBOUNDED = 2**31
-"""The gateway does not limit open requests, because replicas limit their own queues."""
 
 TARGET = re.compile(rb"/[!-~]*")
 
@@ -140,7 +131,7 @@ class Gateway(Drainable):
         self.fleet = fleet
         self.settings = settings
         self.metrics = metrics
-        self.admission = Admission(UNBOUNDED)
+        self.admission = Admission(2**31)  # no limit, because replicas limit their own queues
         self._open: set[asyncio.Timeout] = set()
 
     @property
@@ -153,7 +144,7 @@ class Gateway(Drainable):
 
     async def metrics_page(self) -> bytes:
         """Merge the pages of the gateway and the replicas, without replicas that do not answer."""
-        pages = {GATEWAY_LABEL: self.metrics.page().decode()}
+        pages = {"front": self.metrics.page().decode()}  # dashboards depend on this name
         answers = await asyncio.gather(*(replica.get("/metrics") for replica in self.fleet.replicas))
         pages |= {replica.name: page for replica, page in zip(self.fleet.replicas, answers, strict=True) if page}
         return await asyncio.to_thread(generate_latest, MergedPages(pages))
@@ -254,4 +245,4 @@ def run(settings: Settings) -> None:
             gateway.fleet.started.result()
             return gateway
 
-        serve(app, listener, started, descriptors_per_connection=DESCRIPTORS_PER_CLIENT)
+        serve(app, listener, started, descriptors_per_connection=2)  # the client's, and one to a replica

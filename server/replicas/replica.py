@@ -32,9 +32,6 @@ KEY_ID, IS_LAST = "x-nvium-key-id", "x-nvium-is-last"
 NOT_STORED = ("response_not_found", "previous_response_not_found")
 """Error codes after which the gateway tries the other replicas, unless the request has the header `IS_LAST`."""
 
-PEER = struct.Struct("iII")
-"""The process, user and group at the other end of a Unix socket."""
-
 READY, USER_ERROR = b"ready\n", 2
 """The line that tells the gateway that the model is loaded, and the exit code after a user's error."""
 
@@ -57,7 +54,8 @@ class GatewayListener(Listener):
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
-        pid, _, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+        pid, _user, _group = struct.unpack("iII", peer)
         if pid != os.getppid():
             connection.close()
             raise ConnectionAbortedError

@@ -32,7 +32,6 @@ TEXT_ITEMS = {
 }
 """Items about hosted tools, which become text. Maps an item's type to the field that the text quotes."""
 
-
 PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 """Prefixes of the ids of items, by type."""
 

@@ -163,7 +163,7 @@ class ToolCalls(Grammar):
         return {f"{name}.parameters.": schema for name, schema in self.functions.items()} | otherwise
 
     def _start(self) -> Iterator[str]:
-        """Yield the start rule, and the rules for the text and for the opening of a call."""
+        """Yield the start rule, and the rules for the text and for the opening of a call. Each of these is a lexeme."""
         fmt = self.call_format
         more = f"({quoted(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
         calls = f"first {more} {quoted(fmt.after)}"
@@ -173,11 +173,7 @@ class ToolCalls(Grammar):
             yield f"start: {self.otherwise.rule()} | {calls}"
         else:
             yield f"start: TEXT? | {calls}" if self.is_optional else f"start: {calls}"
-        yield from self._text(has_text=self.is_optional and not self.otherwise)
-
-    def _text(self, *, has_text: bool) -> Iterator[str]:
-        """Yield the rules for the text and for the opening of a call. Each rule is one lexeme."""
-        fmt = self.call_format
+        has_text = self.is_optional and not self.otherwise
         if fmt.trigger:
             yield f"begun[lazy]: {'/(?s:.*)/' if has_text else ''} {quoted(fmt.trigger)}"
         if has_text and fmt.trigger:

@@ -72,8 +72,10 @@ class Preparation:
         """
         if not is_object(node):
             return node
-        if only := only_member(node):
-            return self._prepare(only, is_merged=is_merged)
+        members = listed(node, "allOf")
+        is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
+        if is_wrapper and members[0]:
+            return self._prepare(members[0], is_merged=is_merged)
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
         ready = {key: self._part(node, key, value, merges) for key, value in node.items() if key not in DEFINITIONS}
         if "anyOf" not in ready and (tag := self._tag(listed(node, "oneOf"))):
@@ -190,12 +192,6 @@ def target(schema: Schema, reference: Any) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def only_member(node: Schema) -> Schema | None:
-    members = listed(node, "allOf")
-    is_wrapper = len(members) == 1 and isinstance(members[0], Mapping) and not set(node) - {"allOf", *ANNOTATIONS}
-    return members[0] if is_wrapper else None
 
 
 def is_object(node: Any) -> bool:
