@@ -41,17 +41,13 @@ class Guard(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["state"]["guarded"] = Guarded(scope, receive, send, self.arrival_seconds)
-        if is_ambiguous(scope):
+        names = {name for name, _ in scope["headers"]}
+        is_ambiguous = b"content-length" in names or scope["http_version"] == "1.0"
+        if b"transfer-encoding" in names and is_ambiguous:  # a proxy may see other requests here: request smuggling
             message = "transfer-encoding must not be combined with content-length or HTTP/1.0"
             await refuse(Rejected("malformed_request", message, headers=CLOSE), scope, guarded.receive, guarded.send)
         else:
             await self.app(scope, guarded.receive, guarded.send)
-
-
-def is_ambiguous(scope: Scope) -> bool:
-    """Return whether a proxy may have split the connection's requests differently (request smuggling)."""
-    names = {name for name, _ in scope["headers"]}
-    return b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0")
 
 
 class Guarded:

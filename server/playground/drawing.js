@@ -23,15 +23,20 @@ export class Drawing {
   /** `onPoint` receives the row under the pointer, or null. */
   constructor(place, staircase, { unit, part, depths }, onPoint) {
     this.#staircase = staircase;
-    const blocks = depths.map((to, index) => ({ unit, part, from: (depths[index - 1] ?? 0) + 1, to, block: index + 1 }));
-    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "deferred", ...this.#lane(block), width: 0 }));
+    const names = depths.map((to, index) => {
+      const from = (depths[index - 1] ?? 0) + 1;
+      const name = element("li", "", `${part} ${index + 1}`);
+      name.title = from === to ? `${unit} ${to}` : `${unit}s ${from} to ${to}`;
+      return name;
+    });
+    this.#lanes = depths.map((_, index) => shape("rect", { class: "deferred", ...this.#lane(index + 1), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.setAttribute("aria-label", "The staircase. The tokens' notes contain the same information");
     this.#mark.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.append(this.#mark, this.#bars, ...this.#lanes);
     this.#scroller.append(this.#svg);
-    this.#counts = blocks.map(() => element("li"));
-    place.replaceChildren(list("names", blocks.map(named)), this.#scroller, list("counts", this.#counts));
+    this.#counts = depths.map(() => element("li"));
+    place.replaceChildren(list("names", names), this.#scroller, list("counts", this.#counts));
     place.classList.remove("over");
     this.#listen(onPoint);
   }
@@ -124,12 +129,6 @@ function span(first, end) {
 
 function rowAt(x) {
   return x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
-}
-
-function named({ unit, part, from, to, block }) {
-  const item = element("li", "", `${part} ${block}`);
-  item.title = from === to ? `${unit} ${to}` : `${unit}s ${from} to ${to}`;
-  return item;
 }
 
 /** Create a list of blocks, the highest block first. */

@@ -73,7 +73,16 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service.checked_model(body.model)
     body.check()
     headers = ignored_params(body, body.ineffective(service.chat_template))
-    return await computed(request, lambda: json_response(tokens(service, body), headers))
+
+    def compute() -> Response:
+        if body.messages is None:
+            token_ids = service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
+        else:
+            token_ids = service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
+        tokens = Tokens(count=len(token_ids), max_model_len=service.engine.context, tokens=token_ids)
+        return json_response(tokens, headers)
+
+    return await computed(request, compute)
 
 
 @router.post("/v1/detokenize", summary="Convert token ids to text", response_model=Detokenized)
@@ -81,7 +90,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.checked_model(body.model)
-    return await computed(request, lambda: json_response(detokenized(service, body.tokens), ignored_params(body)))
+
+    def compute() -> Response:
+        wrong = next((token_id for token_id in body.tokens if not 0 <= token_id < service.vocab_size), None)
+        require(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
+        prompt = service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return json_response(Detokenized(prompt=prompt), ignored_params(body))
+
+    return await computed(request, compute)
 
 
 async def computed(request: Request, compute: Callable[[], Response]) -> Response:
@@ -90,17 +106,3 @@ async def computed(request: Request, compute: Callable[[], Response]) -> Respons
     async with service.within_deadline(time.monotonic()):
         response = await unless_disconnected(service.tokenizing_thread.run(compute), request.scope, request.receive)
     return response or Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-def tokens(service: Service, body: TokenizeRequest) -> Tokens:
-    if body.messages is None:
-        token_ids = service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
-    else:
-        token_ids = service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
-    return Tokens(count=len(token_ids), max_model_len=service.engine.context, tokens=token_ids)
-
-
-def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < service.vocab_size), None)
-    require(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
-    return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))

@@ -130,14 +130,14 @@ class AssistantMessage(Message):
         return super().text or self.refusal or ""
 
 
-OF_PROMPT = dict.fromkeys(("system", "developer", "user"), "prompt message")
 AnyMessage = Annotated[
     Annotated[PromptMessage, Tag("prompt message")]
     | Annotated[ToolMessage, Tag("tool message")]
     | Annotated[AssistantMessage, Tag("assistant message")],
     tagged(
         "role",
-        OF_PROMPT | {"tool": "tool message", "assistant": "assistant message"},
+        dict.fromkeys(("system", "developer", "user"), "prompt message")
+        | {"tool": "tool message", "assistant": "assistant message"},
         "must be system, developer, user, assistant or tool",
     ),
 ]
