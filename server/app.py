@@ -17,10 +17,9 @@ from nvium_core.text.renderer import RENDERER
 from server.admission import Drainable, Loading
 from server.errors import HANDLERS
 from server.generation.service import Service
+from server.http.access import EXPOSED, Cors, KeyGate, OriginCheck, RateLimit, read_keys
 from server.http.bodies import Bodies, Guard
-from server.http.keys import KeyGate, RateLimit, read_keys
 from server.http.middleware import AsGet, JsonBodies, LastResort, RequestContext, WhileServing
-from server.http.origins import EXPOSED, Cors, OriginCheck
 from server.http.server import STOP_SECONDS, DrainingServer, listen, uvicorn_config
 from server.routes import openapi, playground, responses
 from server.settings import Settings, read_settings

@@ -134,11 +134,6 @@ class Rejected(ApiError):
             self.headers["retry-after"] = str(retry_after_seconds)
 
 
-def invalid_key(message: str) -> Rejected:
-    message = f"{message}; send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-    return Rejected("invalid_api_key", message, headers={"www-authenticate": "Bearer"})
-
-
 def engine_stopped(
     message: str = "the server shut down before the answer was complete; send the request again",
 ) -> Rejected:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.keys import ApiKey, KeyGate, owner, parse_key, read_keys
+from server.http.access import ApiKey, KeyGate, owner, parse_key, read_keys
 from server.routes.openapi import document
 from server.settings import Settings, SettingsError, read_settings
 from server.telemetry.metrics import Metrics

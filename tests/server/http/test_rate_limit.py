@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.keys import RateLimit
+from server.http.access import RateLimit
 from tests.byte_model import NAME
 from tests.server.http.test_keys import Reached, bearer, called
 from tests.server.live_server import live_server

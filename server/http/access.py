@@ -1,29 +1,112 @@
-"""API keys: reads them, finds the owner of a key, requires a key for each request, and limits the rate of each key.
+"""Who may send requests: origins, API keys, and the rate limit of each key.
 
-Only hashes of keys are stored. If no keys are configured, requests need no key, and all clients share a rate limit.
+If no keys are configured, requests need no key, all clients share a rate limit, and a check of origins protects the
+server from pages of other sites. Only hashes of keys are stored.
 """
 
 import hmac
 import math
 import re
+import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import Rejected, invalid_key
-from server.http.middleware import Check, HttpMiddleware, is_free, is_metrics, is_public, refuse
+from server.errors import ApiError, Rejected
+from server.http.middleware import PAGE, Check, HttpMiddleware, is_free, is_metrics, is_probe, is_public, refuse
 from server.settings import Settings, SettingsError, read_file
 
+ANY = "*"
+
+EXPOSED = (
+    "retry-after",
+    "x-nvium-ignored-params",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-request-id",
+)
+"""Response headers that a page of an allowed origin may read."""
+
 ENTRY = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,64}):\s*)?(?P<key>(?:(?![:#,])[!-~])+)")
+
 COMMENT = re.compile(r"(?:^|\s)#.*")
 
 WINDOW_SECONDS = 60
+
+
+class OriginCheck(Check):
+    """Answers 403 if `Host` does not name this server, or if the request comes from a page that CORS does not allow.
+
+    Checking `Host` prevents DNS rebinding. A link to the playground is allowed on any page.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        super().__init__(app)
+        self._origins = settings.cors_origins
+        own = socket.gethostname().lower()
+        names = {"localhost", own, own.partition(".")[0], settings.host, *settings.allowed_hosts}
+        self._names = names | {f"{own.partition('.')[0]}.local"}
+        self._domains = (".localhost", *(name[1:] for name in settings.allowed_hosts if name.startswith("*.")))
+        self._checks_host = ANY not in settings.allowed_hosts
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        if is_probe(scope):  # it changes nothing, and load balancers send any `Host`
+            return
+        host, origin = headers.get("host", ""), headers.get("origin")
+        name = name_of(host)
+        is_own = name in self._names or name.endswith(self._domains) or is_own_address(name, scope)
+        if host and self._checks_host and not is_own:
+            raise Rejected("host_not_allowed", f"host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
+        if ANY in self._origins or origin in self._origins:
+            return
+        is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
+        opens_page = scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site" and not opens_page
+        if is_foreign or is_cross_site:
+            message = f"origin {(origin or 'another site')[:100]!r} is not allowed; --cors-origins adds origins"
+            raise Rejected("origin_not_allowed", message)
+
+
+def name_of(host: str) -> str:
+    """Return the name or address in a `Host` header, without the port. If the header is malformed, return ""."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def is_own_address(name: str, scope: Scope) -> bool:
+    """Return whether the name is a loopback address or the address that the client connected to."""
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    server = scope.get("server")
+    return address.is_loopback or address.is_unspecified or (server is not None and name == server[0])
+
+
+class Cors(CORSMiddleware):
+    """Starlette's middleware. Allows no cookies."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return Starlette's response, or an error in the API's form if Starlette refuses."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = ApiError(bytes(response.body).decode()).response()
+        refusal.headers["vary"] = response.headers["vary"]
+        return refusal
 
 
 @dataclass(frozen=True)
@@ -85,23 +168,16 @@ class KeyGate(Check):
     def check(self, scope: Scope, headers: Headers) -> None:
         if is_public(scope) or (self.metrics_open and is_metrics(scope)):
             return
-        key_id = owner(self.keys, bearer(headers))
+        # exactly one key: of two keys, a proxy could check one and this server the other
+        values = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        is_given = scheme.lower() == "bearer" and key.strip() != ""
+        key_id = owner(self.keys, key.strip()) if is_given else None
         if key_id is None:
-            raise invalid_key("the key is unknown")
+            what = "the key is unknown" if is_given else "a key is required"
+            message = f"{what}; send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            raise Rejected("invalid_api_key", message, headers={"www-authenticate": "Bearer"})
         scope["state"]["record"].key_id = key_id
-
-
-def bearer(headers: Headers) -> str:
-    """Return the key in the `authorization` or `x-api-key` header.
-
-    Raise `Rejected` unless there is exactly one key. If there were two, a proxy could check one and this server the
-    other.
-    """
-    values = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
-    scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise invalid_key("a key is required")
-    return key.strip()
 
 
 @dataclass
