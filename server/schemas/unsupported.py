@@ -6,10 +6,9 @@ All other unknown fields are accepted, and named in the response header `x-nvium
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from server.schemas.body import Ignored, RequestBody, Unsupported
+from server.schemas.body import RequestBody, Unsupported, marks
 
 CHANGES = ": it would change the output"
 STRUCTURED = Unsupported("", [], {}, why="; use `structured_outputs`")
@@ -86,15 +85,12 @@ def check_unsupported(body: RequestBody) -> None:
             UNSUPPORTED_FIELDS.get(name, STRUCTURED).check(name, value)
 
 
-def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
+def check_elsewhere(unknown: Mapping[str, Any], other: type[RequestBody], endpoint: str) -> None:
     """Raise `InvalidField` for a field of another endpoint, unless the field has its default value."""
     for name, value in unknown.items():
         if name not in UNSUPPORTED_FIELDS and (field := other.model_fields.get(name)):
-            marks = [mark for mark in field.metadata if isinstance(mark, Unsupported)]
-            instead = INSTEAD.get(name, endpoint)
-            mark = marks[0] if marks else Unsupported(*neutral(field.default), why=f"; use `{instead}`")
-            if not isinstance(mark, Ignored):
-                mark.check(name, value)
+            used_as = Unsupported(*neutral(field.default), why=f"; use `{INSTEAD.get(name, endpoint)}`")
+            dict(marks(other)).get(name, used_as).check(name, value)
 
 
 def neutral(default: Any) -> list[Any]:
