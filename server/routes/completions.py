@@ -7,8 +7,7 @@ from server.generation.generation import start, start_chat
 from server.http.bodies import JsonRoute
 from server.schemas.chat import Chat, ChatRequest
 from server.schemas.completions import Completion, CompletionRequest
-from server.writers.chat_writer import ChatWriter
-from server.writers.completion_writer import CompletionWriter
+from server.writers.chunk_writers import ChatWriter, CompletionWriter
 from server.writers.writer import accepted, answer
 
 router = APIRouter(route_class=JsonRoute)

@@ -16,7 +16,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.generation import AnswerEnd
 from server.schemas.response_items import new_id
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.chat_writer import AnswerParser, chat_logprobs
+from server.writers.chunk_writers import AnswerParser, chat_logprobs
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
