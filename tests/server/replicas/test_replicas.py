@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -198,7 +199,7 @@ async def test_a_replica_that_keeps_ending_is_started_again_after_growing_pauses
             raise asyncio.CancelledError
 
     monkeypatch.setattr(replica, "run", ends)
-    monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=noted))  # other threads' event loops sleep too
     with pytest.raises(asyncio.CancelledError):
         await fleet._keep(replica)
     assert pauses == [0.5, 1.5, 3.5, 7.5, 15.5, 30, 30, 30]
