@@ -29,7 +29,7 @@ from server.telemetry.record import OTHER
 
 log = structlog.get_logger("nvium.server")
 
-ROUTES = [route for router in openapi.ROUTERS for route in router.routes]
+ROUTES: list[Any] = [route for router in openapi.ROUTERS for route in router.routes]
 ENDPOINTS = {
     route.path: route.path.removeprefix("/v1").strip("/").replace("/", "_")
     for route in ROUTES

@@ -33,16 +33,8 @@ MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
 MAX_ALTERNATIVES = 200_000
 """Maximum number of alternative log-probabilities of a request. Each takes 150 bytes until it is written."""
 
-NUM_TEXT_THREADS = 2  # threads that tokenize long texts, render templates and write long responses
-
-NUM_COMPILING_THREADS = 4
-"""Threads that wait for grammar processes, and so the number of grammars that are compiled at the same time."""
-
 STALL_SECONDS = 30  # maximum duration of a Step, unless `--stall-seconds` is given
 TASK_SECONDS = 30  # maximum duration of a task in a worker thread; longer than a helper may take
-
-DEFAULT_SHARE = 4
-"""A truncated prompt leaves room for the maximum number of tokens or, by default, for this part of the context."""
 
 MAX_TRIES = 4
 """Number of consecutive cuts to try if the template refuses one, such as for roles that do not alternate."""
@@ -91,10 +83,12 @@ class Service(Drainable):
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self.tags = Tags(self.vocabulary, self.vocab_size, self.chat_template.opening, self.chat_template.closing)
         self._longest_token = longest_token(self.tokenizer)
-        self.text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
+        self.text_threads = DaemonThreadPool(2, "nvium-text")
+        """Threads that tokenize long texts, render templates and write long responses."""
         self.tokenizing_thread = DaemonThreadPool(1, "nvium-tokenize")
         """The thread of `/tokenize` and `/detokenize`, which may take seconds."""
-        self._compiling_threads = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
+        self._compiling_threads = DaemonThreadPool(4, "nvium-compile")
+        """Threads that wait for grammar processes. Their number limits how many grammars are compiled at once."""
         self._pools = self.text_threads, self.tokenizing_thread, self._compiling_threads
         self._limited_at = 0.0
 
@@ -260,5 +254,5 @@ def truncated(
 
     if fits(0, max_tokens or 1):
         return prompt(0)
-    num_left = max_tokens or context // DEFAULT_SHARE
+    num_left = max_tokens or context // 4  # by default, the answer has room for a quarter of the context
     return prompt(bisect_left(range(len(cuts) - 1), True, key=lambda number: fits(number, num_left)))

@@ -27,7 +27,7 @@ from server.http.event_stream import broken_off, unless_disconnected
 from server.http.server import listen
 from server.replicas.fleet import Fleet, Replica
 from server.replicas.replica import IS_LAST, KEY_ID
-from server.routes import health
+from server.routes import status
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -225,7 +225,7 @@ def gateway_app(gateway: Gateway) -> FastAPI:
     stack = middleware(gateway.settings, gateway.metrics, keys_gate(gateway.settings))
     app = bare_app(lambda _: gateway.fleet.running(), stack)
     app.state.service = gateway
-    app.include_router(health.router)
+    app.include_router(status.router)
     app.mount("/", gateway)
     return app
 

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from server.routes import completions, health, models, responses, tokens
+from server.routes import completions, responses, status, tokens
 from server.schemas.chat import ChatChunk
 from server.schemas.completions import Completion
 from server.schemas.responses import ResponseEvent
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 router = APIRouter()
 
-ROUTERS = [module.router for module in (completions, responses, tokens, models, health)] + [router]
+ROUTERS = [completions.router, responses.router, tokens.router, status.models, status.router, router]
 
 STREAMS = {
     "post /v1/completions": Completion,

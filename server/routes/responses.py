@@ -25,9 +25,6 @@ from server.writers.writer import accepted, answer, ignored_params, json_respons
 MAX_STORED = 10_000
 MAX_STORED_CHARACTERS = 64_000_000
 
-UNSUPPORTED_QUERY = ("include", "include[]", "include_obfuscation")
-"""Query parameters of OpenAI's that would change what is returned."""
-
 router = APIRouter(route_class=JsonRoute)
 
 
@@ -197,6 +194,6 @@ async def list_input_items(
 
 def stored(request: Request, response_id: str) -> StoredResponse:
     """Return a response of the request's key. Raise `ApiError` if it is not stored, or for an unsupported parameter."""
-    for name in UNSUPPORTED_QUERY:
+    for name in ("include", "include[]", "include_obfuscation"):  # OpenAI's, which would change what is returned
         require(request.query_params.get(name, "false") == "false", name, "not supported", code=UNSUPPORTED)
     return found(request, response_id, status=404, param="response_id", code="response_not_found")

@@ -75,17 +75,12 @@ MAX_MULTIPLE = 10_000
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
-    """Remove keywords that constrain nothing. Return the schema and the paths of its unenforced keywords.
+def enforceable(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
+    """Remove keywords that constrain nothing. Add the paths of unenforced keywords to `ignored`.
 
-    With `drops`, remove also the keywords that llguidance cannot enforce, and include their paths.
+    With `drops`, remove also the keywords that llguidance cannot enforce, and add their paths. `node` is the part of a
+    schema at `place`.
     """
-    ignored = list[str]()
-    return enforced(schema, "", ignored, drops=drops), ignored
-
-
-def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
-    """Apply `enforceable` to the part of a schema at `place`, and add unenforced keywords to `ignored`."""
     if not isinstance(node, Mapping):
         return node
     kept = dict[str, Any]()
@@ -98,7 +93,7 @@ def enforced(node: Any, place: str, ignored: list[str], *, drops: bool) -> Any:
         elif key in COUNTS and isinstance(value, float) and value.is_integer():
             kept[key] = int(value)
         else:
-            kept[key] = rebuilt(key, value, lambda at, child: enforced(child, f"{place}{at}.", ignored, drops=drops))
+            kept[key] = rebuilt(key, value, lambda at, child: enforceable(child, f"{place}{at}.", ignored, drops=drops))
     return kept
 
 

@@ -106,8 +106,7 @@ class Compiler:
         except UnusableGrammar as refusal:
             return Compiled(None, [], str(refusal))
         for place, schema in grammar.schemas().items():
-            schema.schema, unenforced = enforceable(schema.schema, drops=schema.drops)
-            ignored += [place + keyword for keyword in unenforced]
+            schema.schema = enforceable(schema.schema, place, ignored, drops=schema.drops)
         matcher, error = self._attempt(grammar)
         self._search_ends = time.process_time() + SEARCH_SECONDS
         if error:

@@ -52,8 +52,6 @@ HIDDEN = ("event", "level", "timestamp", "exception")
 
 MAX_LINES = 4_000  # length of the queue of lines to write
 
-EXIT_SECONDS = 1  # timeout for writing the queued lines at exit
-
 
 def configure_logs(level: str = "info") -> None:
     """Configure structlog and the standard library's logging for the whole process."""
@@ -173,7 +171,7 @@ class LogSink:
         else:
             self.num_dropped += 1
 
-    def drain(self, seconds: float = EXIT_SECONDS) -> None:
+    def drain(self, seconds: float = 1) -> None:
         """Wait at most `seconds` until all lines are written."""
         if self._thread.is_alive():
             self._lines.put(written := threading.Event())
