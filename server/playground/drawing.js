@@ -109,7 +109,8 @@ export class Drawing {
       this.#follows = scrollLeft + clientWidth >= scrollWidth - PITCH;
     });
     const pointed = (event) => {
-      const row = rowAt(event.clientX - this.#svg.getBoundingClientRect().left);
+      const x = event.clientX - this.#svg.getBoundingClientRect().left;
+      const row = x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
       onPoint(row < this.#staircase.numRows ? row : null);
     };
     this.#svg.addEventListener("pointermove", pointed);
@@ -125,10 +126,6 @@ function start(row) {
 
 function span(first, end) {
   return { x: start(first), width: start(end) - start(first) - (PITCH - CELL) };
-}
-
-function rowAt(x) {
-  return x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
 }
 
 /** Create a list of blocks, the highest block first. */

@@ -9,10 +9,8 @@ export function element(tag, name, ...content) {
   return made;
 }
 
-const NAMESPACE = "http://www.w3.org/2000/svg";
-
 export function shape(tag, attributes) {
-  return set(document.createElementNS(NAMESPACE, tag), attributes);
+  return set(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes);
 }
 
 export function set(target, attributes) {
