@@ -1,6 +1,7 @@
 """What llguidance can enforce of a JSON schema, and in what time: keywords, and limits on size.
 
-Independent of tokens, engines and HTTP.
+`uniqueItems`, and a `format` that llguidance cannot check, are never enforced. Keywords that constrain nothing are
+dropped. Independent of tokens, engines and HTTP.
 """
 
 import json

@@ -48,7 +48,7 @@ class Grammar(ABC):
 
 @dataclass
 class JsonSchema(Grammar):
-    """JSON that a schema describes. `json_schema.py` and `keywords.py` list the differences from the standard."""
+    """JSON that a schema describes. `json_schema.py` and `bounds.py` list the differences from the standard."""
 
     schema: Schema
     is_strict: bool = False
