@@ -114,18 +114,12 @@ class LastResort(HttpMiddleware):
     """Answers 500 to an unhandled exception, and 503 if the server stops before the response."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_started = False
-
-        async def noted_send(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
-
+        record: RequestRecord = scope["state"]["record"]
         try:
-            await self.app(scope, receive, noted_send)
+            await self.app(scope, receive, send)
         except asyncio.CancelledError:
             if not scope["app"].state.service.admission.is_draining:
-                scope["state"]["record"].aborted("disconnected")  # another server, such as Ray's, may cancel it
+                record.aborted("disconnected")  # another server, such as Ray's, may cancel it
                 return
             error: ApiError = engine_stopped()
         except Exception:
@@ -133,8 +127,8 @@ class LastResort(HttpMiddleware):
             error = internal_error()
         else:
             return
-        scope["state"]["record"].refused(error)
-        if not has_started:
+        record.refused(error)
+        if record.status is None:  # the response has not begun
             await error.response()(scope, receive, send)
 
 
