@@ -52,7 +52,7 @@ class EventStream(Response):
         self._source = source
         self._keep_alive_seconds = keep_alive_seconds
         self._has_started = False
-        self._turn: asyncio.Future[None] | None = None
+        self._is_due = asyncio.Event()
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,25 +67,21 @@ class EventStream(Response):
     async def _stream(self, record: RequestRecord) -> bool:
         """Send everything: events, keep-alives and the end of the response. Return True."""
         try:
-            self._source.listen(self._wake)
+            self._source.listen(self._is_due.set)
             while (events := self._source.take()) is not None:
                 if events:
                     await self._send_piece(framed(events))
                 elif self._silent_seconds >= self._keep_alive_seconds:
                     await self._send_piece(KEEP_ALIVE)
                 else:
-                    self._turn = asyncio.get_running_loop().create_future()
-                    await self._turn
+                    self._is_due.clear()
+                    await self._is_due.wait()
         except Exception as error:
             if not self._has_started:
                 raise
             await self._send_piece(broken_off(error, record))
         await self._send({"type": "http.response.body", "body": b""})
         return True
-
-    def _wake(self) -> None:
-        if self._turn and not self._turn.done():
-            self._turn.set_result(None)
 
     async def _send_piece(self, piece: bytes) -> None:
         if not self._has_started:
@@ -103,7 +99,7 @@ class EventStream(Response):
         while True:
             is_due = self._silent_seconds >= self._keep_alive_seconds
             await asyncio.sleep(self._keep_alive_seconds - (0 if is_due else self._silent_seconds))
-            self._wake()
+            self._is_due.set()
 
 
 def broken_off(error: Exception, record: RequestRecord) -> bytes:

@@ -53,29 +53,28 @@ def listed(item: Mapping[str, Any]) -> Json:
 
 
 def messages_of(items: Sequence[Json]) -> list[Json]:
-    """Convert items to chat messages. Raise `InvalidField` for an unsupported item."""
+    """Convert items to chat messages. Raise `InvalidField` for an unsupported item.
+
+    A call becomes a part of the last message if that is the assistant's.
+    """
     messages: list[Json] = []
     for number, item in enumerate(items):
-        if item.get("type") != MORE_TOOLS:
-            add_item(messages, item, f"input[{number}]")
+        kind = str(item.get("type", "message"))
+        if kind == MORE_TOOLS:
+            continue
+        if kind in ARGUMENTS:
+            add_call(messages, item, *ARGUMENTS[kind](item))
+            if item.get("output") is None:
+                continue
+            kind = OUTPUTS[0]
+        message = message_of(item, kind, f"input[{number}]")
+        last = messages[-1] if messages else {}
+        has_only_reasoned = "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+        if kind == "message" and message["role"] == "assistant" and has_only_reasoned:
+            last |= message
+        elif message:
+            messages.append(message)
     return messages
-
-
-def add_item(messages: list[Json], item: Mapping[str, Any], param: str) -> None:
-    """Append an item to chat messages. If the item is a call and the last message is the assistant's, join them."""
-    kind = str(item.get("type", "message"))
-    if kind in ARGUMENTS:
-        add_call(messages, item, *ARGUMENTS[kind](dict(item)))
-        if item.get("output") is None:
-            return
-        kind = OUTPUTS[0]
-    message = message_of(item, kind, param)
-    last = messages[-1] if messages else {}
-    has_only_reasoned = "reasoning_content" in last and not last["content"] and "tool_calls" not in last
-    if kind == "message" and message["role"] == "assistant" and has_only_reasoned:
-        last |= message
-    elif message:
-        messages.append(message)
 
 
 def message_of(item: Mapping[str, Any], kind: str, param: str) -> Json:
