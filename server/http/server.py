@@ -24,8 +24,6 @@ from server.settings import Settings, SettingsError
 from server.telemetry.logs import sink
 from server.thread_pool import DaemonThreadPool
 
-log = structlog.get_logger("nvium.server")
-
 STOP_SECONDS = 5
 """Timeout for each of the two steps after draining: closing the connections and stopping the engine."""
 
