@@ -96,8 +96,12 @@ def environment(*, gpu: int | None) -> dict[str, str]:
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Read settings from `given`, then the environment, then the defaults. Raise `SettingsError` if one is invalid."""
-    if unknown := own_variables().difference(VARIABLE_OF.values()):
-        raise SettingsError(f"{min(unknown)}: is unknown; {hint(min(unknown))}")
+    if unknown := min(own_variables().difference(VARIABLE_OF.values()), default=""):
+        close = get_close_matches(unknown.removeprefix(VARIABLES).lower(), VARIABLE_OF, n=1)
+        hint = (
+            f"did you mean {VARIABLE_OF[close[0]]}?" if close else "unset it, or set an option of `nvium serve --help`"
+        )
+        raise SettingsError(f"{unknown}: is unknown; {hint}")
     try:
         settings = Settings(**given)
         _ = settings.engine
@@ -117,11 +121,6 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 def own_variables() -> set[str]:
     """Return the environment's variables that begin with `NVIUM_`, in capitals, because their case does not matter."""
     return {name.upper() for name in os.environ if name.upper().startswith(VARIABLES)}
-
-
-def hint(unknown: str) -> str:
-    close = get_close_matches(unknown.removeprefix(VARIABLES).lower(), VARIABLE_OF, n=1)
-    return f"did you mean {VARIABLE_OF[close[0]]}?" if close else "unset it, or set an option of `nvium serve --help`"
 
 
 def name_of(setting: Any, given: Mapping[str, Any]) -> str:

@@ -149,19 +149,16 @@ class Bodies(HttpMiddleware):
             message = await receive()
             if message["type"] != "http.request":
                 return False
-            if piece := message.get("body"):
-                self._add(body, piece)
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > self._max_bytes:
+                raise self._too_large()
+            if self._num_bytes + len(piece) > self._max_total_bytes:
+                reason = f"the bodies of open requests have reached {self._max_total_bytes:,} bytes; retry later"
+                raise Rejected("bodies_too_large", reason, retry_after_seconds=1, headers=CLOSE)
+            self._num_bytes += len(piece)
+            body += piece
             if not message.get("more_body"):
                 return True
-
-    def _add(self, body: bytearray, piece: bytes) -> None:
-        if len(body) + len(piece) > self._max_bytes:
-            raise self._too_large()
-        if self._num_bytes + len(piece) > self._max_total_bytes:
-            message = f"the bodies of open requests have reached {self._max_total_bytes:,} bytes; retry later"
-            raise Rejected("bodies_too_large", message, retry_after_seconds=1, headers=CLOSE)
-        self._num_bytes += len(piece)
-        body += piece
 
     def _too_large(self) -> Rejected:
         return Rejected("body_too_large", f"the request body exceeds {self._max_bytes:,} bytes", headers=CLOSE)
