@@ -7,7 +7,7 @@ Open loop: requests arrive as a Poisson process, `rate` per second on average. A
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,13 @@ class Workload:
         """
         shared: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         shared |= {"ignore_eos": True} if self.ignore_eos else {}  # not a field of OpenAI's
-        for index, arrival in enumerate(self._arrivals(), self.first):
+        arrivals: Iterable[float] = repeat(0.0, self.num_requests)
+        if self.rate is not None:
+            gaps = random.Random(self.seed)
+            arrivals = accumulate(gaps.expovariate(self.rate) for _ in range(self.num_requests))
+        for index, arrival in enumerate(arrivals, self.first):
             prompt = self.prompts[index % len(self.prompts)]
             yield arrival, {"prompt": prompt, "seed": self.seed + index, **shared}
-
-    def _arrivals(self) -> list[float]:
-        if self.rate is None:
-            return [0.0] * self.num_requests
-        gaps = random.Random(self.seed)
-        return list(accumulate(gaps.expovariate(self.rate) for _ in range(self.num_requests)))
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:

@@ -58,7 +58,14 @@ class Parser(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
-            return self._counted(super().next_event())
+            event: Any = super().next_event()
+            if isinstance(event, h11.Request):
+                self._num_left = FREE_CHUNKS * BYTES_PER_CHUNK
+            elif isinstance(event, h11.Data):
+                self._num_left += len(event.data) - BYTES_PER_CHUNK
+                if self._num_left < 0:
+                    raise h11.RemoteProtocolError("the body's chunks are too small")
+            return event
         except h11.RemoteProtocolError:
             self._is_mute = self.our_state not in (h11.IDLE, h11.SEND_RESPONSE)  # uvicorn cannot send its 400
             raise
@@ -66,15 +73,6 @@ class Parser(h11.Connection):
     def send(self, event: Any) -> Any:
         is_refused = self.our_state is h11.MUST_CLOSE and not isinstance(event, h11.ConnectionClosed)
         return b"" if self._is_mute or is_refused else super().send(event)
-
-    def _counted(self, event: Any) -> Any:
-        if isinstance(event, h11.Request):
-            self._num_left = FREE_CHUNKS * BYTES_PER_CHUNK
-        elif isinstance(event, h11.Data):
-            self._num_left += len(event.data) - BYTES_PER_CHUNK
-            if self._num_left < 0:
-                raise h11.RemoteProtocolError("the body's chunks are too small")
-        return event
 
 
 class Phase(IntEnum):
