@@ -4,7 +4,6 @@
 dropped. Independent of tokens, engines and HTTP.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -118,15 +117,6 @@ def allows_all_names(schema: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def checked_size(schema: Schema) -> int:
-    """Return the length of the schema's JSON. Raise `UnusableGrammar` if it is too long or nested too deeply."""
-    for _ in nodes(schema):
-        pass
-    size = len(json.dumps(schema))
-    require(size <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {size}")
-    return size
 
 
 def check_bounds(schema: Schema) -> None:

@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from nvium_core.text.tool_calls import JSON_LINES, CallFormat
-from server.structured_outputs.bounds import MAX_CHARACTERS, check_bounds, check_text, checked_size, require
+from server.structured_outputs.bounds import MAX_CHARACTERS, check_bounds, check_text, nodes, require
 from server.structured_outputs.json_schema import Preparation, Schema, UnusableGrammar
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
@@ -40,10 +40,13 @@ class Grammar(ABC):
         return {}
 
     def check(self) -> None:
-        """Raise `UnusableGrammar` if the JSON schemas are too large."""
-        size = sum(checked_size(schema.schema) for schema in self.schemas().values())
-        message = f"all schemas together must have at most {MAX_CHARACTERS} characters, got {size}"
-        require(size <= MAX_CHARACTERS, message)
+        """Raise `UnusableGrammar` if a JSON schema is nested too deeply, or all of them together are too long."""
+        size = 0
+        for schema in self.schemas().values():
+            for _ in nodes(schema.schema):  # raises if the schema is too deep for `json.dumps`
+                pass
+            size += len(json.dumps(schema.schema))
+        require(size <= MAX_CHARACTERS, f"schemas must have at most {MAX_CHARACTERS} characters in total, got {size}")
 
 
 @dataclass
