@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from nvium_core.engine.config import EngineConfig
     from nvium_core.engine.constraint import Constraint, TooCostly
     from nvium_core.engine.engine import Engine
+    from nvium_core.engine.errors import (
+        ConstraintLimit,
+        ContextLengthExceeded,
+        EngineError,
+        EngineStopped,
+        InvalidRequest,
+        NoTokenAllowed,
+    )
     from nvium_core.engine.events import (
         Completion,
         Event,
@@ -25,12 +33,9 @@ if TYPE_CHECKING:
         TokenEvent,
         best,
     )
-    from nvium_core.engine.failures import ConstraintLimit, EngineError, EngineStopped, NoTokenAllowed
-    from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
+    from nvium_core.engine.limits import sampling_defaults, with_defaults
     from nvium_core.engine.sampling_params import SamplingParams
-    from nvium_core.engine.token_stream import Admitted, ChoiceKey, TokenStream
-    from nvium_core.engine.validation import ContextLengthExceeded, InvalidRequest
-    from nvium_core.engine.worker import EngineWorker, Observe, WorkerState
+    from nvium_core.engine.worker import Admitted, ChoiceKey, EngineWorker, Observe, TokenStream, WorkerState
     from nvium_core.errors import CheckpointError, NviumError
     from nvium_core.llm import LLM, Completions, Piece, TextCompletion
     from nvium_core.loading import LoadedModel, load_model

@@ -26,7 +26,7 @@ from nvium_core.errors import CheckpointError, NviumError
 from nvium_core.loading import gguf_file_tokenizer, load_tokenizer
 from nvium_core.model.checkpoint import Checkpoint, parse_file
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import Nvium, read_checked
+from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -66,7 +66,7 @@ def convert(
     """
     place = checked_target(Path(target))
     wanted = None if dtype == "auto" else getattr(torch, dtype)
-    checkpoint, model = read_checked(Nvium, source, None, exits)
+    checkpoint, model = Nvium.read_checked(source, None, exits)
     has_tokenizer = is_gguf(checkpoint.folder) or (checkpoint.folder / TOKENIZER_FILE).exists()
     for file in companions(checkpoint.folder):
         if file.suffix == ".json" and not isinstance(parse_file(file, json.loads), dict):

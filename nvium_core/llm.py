@@ -9,11 +9,10 @@ from typing import Any
 from nvium_core.choices import Device, FinishReason, GenerationDefaults, Precision, Weights
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest, require, require_choice
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, TokenEvent, best
-from nvium_core.engine.failures import EngineError
-from nvium_core.engine.sampling_defaults import sampling_defaults, with_defaults
+from nvium_core.engine.limits import sampling_defaults, with_defaults
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.validation import ContextLengthExceeded, InvalidRequest, require, require_choice
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.detokenizer import AnswerText, Detokenizer, StopStrings

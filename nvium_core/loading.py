@@ -12,10 +12,9 @@ from transformers.utils.logging import disable_progress_bar
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.errors import CheckpointError, one_line
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, resolve_folder
-from nvium_core.model.exits_file import digest_of
 from nvium_core.model.gguf import NAMED_ENDS, close_gguf, open_gguf
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.source import is_gguf
+from nvium_core.model.source import digest_of, is_gguf
 from nvium_core.model.stored import quantize_model, weight_type
 from nvium_core.text.folder_tokenizer import folder_tokenizer
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer

@@ -14,7 +14,7 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from nvium_core.engine.validation import ContextLengthExceeded
+from nvium_core.engine.errors import ContextLengthExceeded
 from nvium_core.llm import LLM, Message, Piece
 from nvium_core.model.config import NviumConfig
 

@@ -29,9 +29,9 @@ WORDS, ERRORS, OPTIONS = f"{CORE}.choices", f"{CORE}.errors", f"{CORE}.options"
 MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
-SHARED = ("config", "constraint", "draw", "events", "failures", "sampling_params", "validation")
+SHARED = ("config", "constraint", "errors", "events", "sampling_params")
 ASKED_AND_TOLD = tuple(f"{ENGINE}.{name}" for name in SHARED)
-STEPS = tuple(f"{SCHEDULE}.{name}" for name in ("logit_changes", "policies", "sequence", "step"))
+STEPS = tuple(f"{SCHEDULE}.{name}" for name in ("sequence", "step"))
 """What the device reads of a Step. Not who chooses it."""
 TEXT, LLM = f"{CORE}.text", f"{CORE}.llm"
 CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"

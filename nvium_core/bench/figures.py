@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.benchmark import timer
 
-from nvium_core.engine.device.arena import zeros
-from nvium_core.engine.validation import require
+from nvium_core.engine.device.paged_cache import zeros
+from nvium_core.engine.errors import require
 
 Figures = dict[str, Any]
 """Results of an experiment, as JSON values."""

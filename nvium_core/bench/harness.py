@@ -24,9 +24,9 @@ from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.config import MAX_SEQUENCES
 from nvium_core.engine.device import processor
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.errors import InvalidRequest, require
 from nvium_core.engine.events import Completion
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.validation import InvalidRequest, require
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
 from nvium_core.model.config import MAX_SIZES
 from nvium_core.model.nvium import Nvium

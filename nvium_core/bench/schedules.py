@@ -27,7 +27,7 @@ from nvium_core.bench.peers import rates, summary
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.schedule.policies import WHOLE
+from nvium_core.engine.schedule.step import WHOLE
 from nvium_core.engine.schedule.tuner import Tuner
 from nvium_core.model.plan import is_tied
 

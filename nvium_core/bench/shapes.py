@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from transformers import initialization as init
 
 from nvium_core.choices import Quantization, Weights
-from nvium_core.engine.device.native.packing import fits_bfloat16
-from nvium_core.engine.validation import require
+from nvium_core.engine.device.native.weights import fits_bfloat16
+from nvium_core.engine.errors import require
 from nvium_core.model.backbones import backbone_fields
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig, univium_config

@@ -43,7 +43,7 @@ def bench(
     from nvium_core.bench import harness
     from nvium_core.bench.figures import check_place, write_json
     from nvium_core.engine.device.processor import use_processor
-    from nvium_core.engine.validation import require
+    from nvium_core.engine.errors import require
     from nvium_core.training.caveats import warnings
 
     numbers = {"tokens": tokens, "repeats": repeats, "seconds": seconds}

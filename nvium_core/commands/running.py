@@ -11,7 +11,7 @@ import typer
 
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.validation import InvalidRequest, require_threshold
+from nvium_core.engine.errors import InvalidRequest, require_threshold
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."

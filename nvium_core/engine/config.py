@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 from typing_extensions import Doc
 
 from nvium_core.choices import CachePrecision, Instructions, Sampling, Schedule
-from nvium_core.engine.validation import require, require_between, require_choice, require_threshold
+from nvium_core.engine.errors import require, require_between, require_choice, require_threshold
 
 MAX_DRAFTS, MAX_SEQUENCES = 16, 65_536
 DEFAULT_CACHE_MEMORY = {"cpu": "25%", "cuda": "85%"}
@@ -73,9 +73,8 @@ class EngineConfig(ProcessorOptions):
     prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
 
     def __post_init__(self) -> None:
-        require_choice(self.schedule, "schedule", Schedule)
-        require_choice(self.instructions, "instructions", Instructions)
-        require_choice(self.cache_dtype, "cache_dtype", CachePrecision)
+        for name, literal in (("schedule", Schedule), ("instructions", Instructions), ("cache_dtype", CachePrecision)):
+            require_choice(getattr(self, name), name, literal)
         thread_count(self.threads)
         if self.sampling is not None:
             require_choice(self.sampling, "sampling", Sampling)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from nvium_core.engine.failures import ConstraintLimit, EngineError
+from nvium_core.engine.errors import ConstraintLimit, EngineError
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
 """Steps wait for a slow constraint until its time budget is used up. Seconds added per token, and maximum budget."""

@@ -3,6 +3,7 @@
 Not thread-safe: `EngineWorker` runs it on its own thread.
 """
 
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -12,16 +13,15 @@ from operator import attrgetter
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import MakeBackend, Runner, best_backend
+from nvium_core.engine.errors import require
 from nvium_core.engine.events import Completion, Event, FailureEvent, PromptEvent, StepReport, TokenEvent, best
 from nvium_core.engine.limits import Limits, eos_token_ids
 from nvium_core.engine.recorder import Recorder
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import is_tied
 
@@ -81,7 +81,7 @@ class Engine:
         params = params or SamplingParams()
         self.limits.check(token_ids, params)
         require(request_id not in self._recorder.requests, "request_id", f"{request_id!r} is already running")
-        seed = random_seed() if params.seed is None else params.seed
+        seed = secrets.randbits(63) if params.seed is None else params.seed
         draw = self.limits.draw(params)
         self._recorder.add(
             [

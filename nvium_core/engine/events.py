@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from nvium_core.choices import FinishReason
-from nvium_core.engine.failures import EngineError
+from nvium_core.engine.errors import EngineError
 
 
 class Score(NamedTuple):

@@ -1,7 +1,7 @@
-"""Checks requests on arrival, so that every admitted request can be completed."""
+"""Checks requests on arrival, so that every admitted request can be completed, and has a model's defaults."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from nvium_core.choices import Sampling
-from nvium_core.engine.draw import Draw
-from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.validation import ContextLengthExceeded, require
+from nvium_core.choices import GenerationDefaults, Sampling
+from nvium_core.engine.errors import ContextLengthExceeded, InvalidRequest, require
+from nvium_core.engine.sampling_params import Draw, SamplingParams
 from nvium_core.model.nvium import Nvium
 
-MAX_NAMED = 8  # number of wrong token ids that an error names
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Limits:
             if not len(id_T) or (id_T.min() >= 0 and id_T.max() < self.vocab_size):
                 return
         wrong = [each for each in token_ids if not (isinstance(each, Integral) and 0 <= int(each) < self.vocab_size)]
-        named = ", ".join(map(repr, wrong[:MAX_NAMED]))
+        named = ", ".join(map(repr, wrong[:8]))
         require(not wrong, field, f"must be token ids in [0, {self.vocab_size}), got {named}")
 
 
@@ -74,3 +73,24 @@ def eos_token_ids(model: Nvium) -> frozenset[int]:
     found = getattr(model.generation_config, "eos_token_id", None)
     found = model.config.eos_token_id if found is None else found
     return frozenset([found] if isinstance(found, int) else found or ())
+
+
+def sampling_defaults(model: Nvium, choice: GenerationDefaults = "auto") -> dict[str, Any]:
+    """Return the model's own sampling parameters; none if `choice` is off.
+
+    Raise `InvalidRequest` for a value out of range.
+    """
+    found = {name: getattr(model.generation_config, name, None) for name in DEFAULTS}
+    given = {name: value for name, value in found.items() if value is not None and choice == "auto"}
+    if isinstance(top_k := given.get("top_k"), int | float):
+        given["top_k"] = max(0, round(top_k))  # -1 means all tokens, like 0
+    try:
+        SamplingParams(**given)
+    except InvalidRequest as error:
+        message = f"{error.message}, in the model's generation config; --generation-config off ignores it"
+        raise InvalidRequest(error.field, message) from error
+    return given
+
+
+def with_defaults(sampling: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sampling) if sampling.get("sampling") == "original" else {**defaults, **sampling}

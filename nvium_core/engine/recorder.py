@@ -11,8 +11,8 @@ from collections.abc import Sequence as Items
 
 from nvium_core.choices import FinishReason
 from nvium_core.engine.constraint import MAX_PATIENCE_SECONDS
+from nvium_core.engine.errors import EngineError, NoTokenAllowed
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
-from nvium_core.engine.failures import EngineError, NoTokenAllowed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
@@ -48,6 +48,7 @@ class Recorder:
         if sequence.seat is not None:
             sequence.drop_drafts()
         self._admission.remove(sequence)
+        self._scheduler.drafts.forget(sequence)
         self._held_back.pop(sequence, None)
         self._unsettled.pop(sequence, None)
         if not self.requests[sequence.request_id]:
@@ -55,8 +56,21 @@ class Recorder:
 
     def record(self, step: Step, outcomes: Items[Outcome]) -> list[Event]:
         events: list[Event] = []
-        for run, outcome in zip(step.runs, outcomes, strict=True):
-            self._record(run.sequence, outcome, events)
+        for (sequence, _), outcome in zip(step.runs, outcomes, strict=True):
+            if outcome.error is not None:
+                events.append(self._fail(sequence, "the model's forward pass failed"))
+                continue
+            since = sequence.filled[-1]
+            sequence.filled = outcome.filled
+            if outcome.emissions and not self._emit_all(sequence, outcome.emissions, events):
+                continue
+            sequence.log_reached = outcome.log_reached
+            if outcome.filled[-1] // self._pool.page_size > since // self._pool.page_size:
+                self._pool.register(sequence, since)
+            if sequence.awaits_constraint:
+                self._unsettled[sequence] = outcome
+            else:
+                self._conclude(sequence, outcome, events)
         return events
 
     def settle(self, *, is_idle: bool) -> list[Event]:
@@ -85,22 +99,6 @@ class Recorder:
         assert held == {sequence for choices in self.requests.values() for sequence in choices}
         assert self._held_back.keys() | self._unsettled.keys() <= held
         assert all(self.requests.values())
-
-    def _record(self, sequence: Sequence, outcome: Outcome, events: list[Event]) -> None:
-        if outcome.error is not None:
-            events.append(self._fail(sequence, "the model's forward pass failed"))
-            return
-        since = sequence.filled[-1]
-        sequence.filled = outcome.filled
-        if outcome.emissions and not self._emit_all(sequence, outcome.emissions, events):
-            return
-        sequence.log_reached = outcome.log_reached
-        if outcome.filled[-1] // self._pool.page_size > since // self._pool.page_size:
-            self._pool.register(sequence, since)
-        if sequence.awaits_constraint:
-            self._unsettled[sequence] = outcome
-        else:
-            self._conclude(sequence, outcome, events)
 
     def _conclude(self, sequence: Sequence, outcome: Outcome, events: list[Event]) -> None:
         """Append the outcome's events, and end the sequence if it has finished."""
@@ -135,8 +133,11 @@ class Recorder:
         return True
 
     def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:
-        sequence.finish_reason = reason = finish_reason(sequence, token_id)
-        is_stop = reason is not None and token_id in sequence.stop_token_ids
+        is_stop, constraint = token_id in sequence.stop_token_ids, sequence.constraint
+        reason: FinishReason | None = "length" if sequence.num_verified == sequence.max_length else None
+        if is_stop or (constraint is not None and constraint.is_over):
+            reason = "stop"
+        sequence.finish_reason = reason
         event = TokenEvent(
             sequence.request_id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop
         )
@@ -176,10 +177,3 @@ class Recorder:
         self.end(sequence)
         error = constraint.error or NoTokenAllowed("the request's constraint allows no token of the vocabulary")
         return FailureEvent(sequence.request_id, error, sequence.choice)
-
-
-def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Return why the sequence ends with this token, or None if it does not end."""
-    if token_id in sequence.stop_token_ids or (sequence.constraint is not None and sequence.constraint.is_over):
-        return "stop"
-    return "length" if sequence.num_verified == sequence.max_length else None

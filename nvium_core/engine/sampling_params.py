@@ -1,15 +1,22 @@
-"""Sampling parameters of a request, checked when they are made."""
+"""Sampling parameters of a request, checked when they are made, and how a token is drawn with them.
+
+The C++ of exit rules, temperature, truncation and random numbers is device/native/draw.h. A random number depends only
+on what it decides, not on the time or the batch. The numbers come from Philox4x64-10 (Salmon et al. 2011), keyed by
+seed and choice: block (position + 1, exit, 0, 0) has the numbers for drawing a token and for routing.
+"""
 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 from numbers import Real
-from typing import get_args
+from typing import NamedTuple, get_args
+
+import numpy as np
 
 from nvium_core.choices import Sampling
 from nvium_core.engine.constraint import Constraint
-from nvium_core.engine.draw import RULES, THRESHOLD_RULES, UNSCORED_RULES, Draw, ExitRule
-from nvium_core.engine.validation import require, require_between, require_threshold
+from nvium_core.engine.errors import require, require_between, require_threshold
 
 MAX_LOGPROBS, MAX_CHOICES, MAX_BIASES, MAX_INTEGER = 20, 1024, 1024, 2**31 - 1
 LEAST_TEMPERATURE = 1e-30
@@ -22,6 +29,81 @@ RANGES = (
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0.01, 2),
 )
+
+POSITIONS_AHEAD = 64
+
+
+class ExitRule(IntEnum):
+    """When a front row stops, and what its token is sampled from.
+
+    `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
+    Σ p_k g(π_k), emitted at the first exit after which no later exit can change it. `MIXTURE`: the token is sampled
+    from f(π_mix) at the last exit. `ORIGINAL`: the token is sampled from f(π_N) by an exponential race, which can
+    verify drafts. `THRESHOLD`: the row stops at the first exit k with 1 − Π_{j≤k} (1 − w_j) ≥ `threshold`, and the
+    token is sampled from f(π_k). `CONFIDENCE` (CALM): it stops at the first exit where max π_k > `threshold`.
+    `ORIGINAL`, `THRESHOLD` and `CONFIDENCE` take the argmax at temperature 0. Only `EXITS` and `MIXTURE` are exact
+    samples of the mixture. Rules before `ORIGINAL` are scored by the mixture, the others by the exit that they choose.
+    """
+
+    EXITS, ARGMAX, MIXTURE, ORIGINAL, THRESHOLD, CONFIDENCE = range(6)
+
+
+RULES = {rule.name.lower(): rule for rule in ExitRule if rule != ExitRule.ARGMAX}
+"""Rules by `SamplingParams.sampling`. "confidence" is not public: research compares with it."""
+
+THRESHOLD_RULES = frozenset({ExitRule.THRESHOLD, ExitRule.CONFIDENCE})
+"""Rules that need a threshold."""
+
+UNSCORED_RULES = frozenset({ExitRule.CONFIDENCE})
+"""Rules without log-probabilities."""
+
+HEAD_RULES = frozenset({ExitRule.ARGMAX, ExitRule.CONFIDENCE})
+"""Rules that need the logits of every exit that a row passes."""
+
+
+class Draw(NamedTuple):
+    """How a token is sampled from logits. The fields and their order are those of `Draw` in native/draw.h.
+
+    A log min-p of -inf, a top-k of 0 and a top-p of 1 disable the truncation. A threshold above 1 is never reached.
+    """
+
+    rule: int = ExitRule.EXITS
+    threshold: float = math.inf
+    temperature: float = 1.0
+    log_min_p: float = -math.inf
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether top-k or top-p truncates, which requires sorting."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+
+DRAW = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in Draw.__annotations__.items()])
+"""`Draw` as a record of 8-byte words."""
+
+
+class Uniforms:
+    """The random numbers of one sequence, which are generated for `POSITIONS_AHEAD` positions at once."""
+
+    def __init__(self, seed: int, choice: int, num_exits: int) -> None:
+        self._key = np.array([seed % 2**64, choice], np.uint64)
+        self._num_exits = num_exits
+        self._first = -1
+        self._rows: list[bytes] = []
+
+    def at(self, position: int) -> bytes:
+        """Return numbers in [0, 1) of a position, float64 [2, N]: for drawing a token at each exit, and for routing."""
+        first = position - position % POSITIONS_AHEAD
+        if first != self._first:
+            streams = [
+                np.random.Philox(counter=[first, exit_, 0, 0], key=self._key) for exit_ in range(self._num_exits)
+            ]
+            found = [np.random.Generator(stream).random((POSITIONS_AHEAD, 4)) for stream in streams]
+            used = np.stack(found, -1)[:, :2]  # one number for both purposes would correlate exit and token
+            self._first, self._rows = first, [row.tobytes() for row in used]
+        return self._rows[position - first]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

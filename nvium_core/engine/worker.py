@@ -1,5 +1,9 @@
-"""Runs an engine on its own thread, so that the engine and the asyncio program do not block each other."""
+"""Runs an engine on its own thread, so that the engine and the asyncio program do not block each other.
 
+The program gets the events of its requests as a stream.
+"""
+
+import asyncio
 import logging
 import math
 import os
@@ -14,11 +18,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Event, FailureEvent, StepReport
-from nvium_core.engine.failures import EngineError, EngineStopped
+from nvium_core.engine.errors import EngineError, EngineStopped
+from nvium_core.engine.events import Event, FailureEvent, PromptEvent, StepReport, TokenEvent
 from nvium_core.engine.sampling_params import SamplingParams
 from nvium_core.engine.schedule import scheduler
-from nvium_core.engine.token_stream import Admitted, ChoiceKey, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
 FAILED = "the server's model has failed and needs a restart; retry later"
@@ -28,12 +31,98 @@ OUT_OF_MEMORY = 1
 
 IDLE_WAIT_SECONDS = 0.5  # heartbeat period of an idle worker
 
+ChoiceKey = tuple[str, int]
+"""A request's id and the index of one of its choices."""
+
 Observe = Callable[[Items[StepReport], Items[Event]], None]
 """Called with the reports and events of every Step."""
 
-Deliveries = Mapping[TokenStream, list[Event]]
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """When a choice was admitted (`time.monotonic()`), and how many of its prompt tokens came from the prefix cache."""
+
+    at: float
+    num_cached_prompt_tokens: int
+
+
+class TokenStream:
+    """Events of requests that were submitted together. Use it only on the event loop that submitted them.
+
+    The stream is over when every choice has ended or was cancelled. Call `take` from a listener, or after awaiting
+    `arrival`. Finally, call `close`, which cancels unfinished choices.
+    """
+
+    def __init__(
+        self, keys: Items[ChoiceKey], cancel: Callable[[ChoiceKey], None], on_close: Callable[["TokenStream"], None]
+    ) -> None:
+        self.keys = list(keys)
+        """All choices, in the order of the requests."""
+        self.admissions: dict[ChoiceKey, Admitted] = {}
+        """Set before a choice's first token arrives."""
+        self.loop = asyncio.get_running_loop()
+        self._cancel = cancel
+        self._on_close = on_close
+        self._open = set(keys)
+        self._events: list[Event] = []
+        self._listener: Callable[[], object] = lambda: None
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Set the only listener. The event loop calls it when events arrive or a choice is cancelled."""
+        self._listener = listener
+
+    async def arrival(self) -> None:
+        """Wait until `take` has events to return, a choice is cancelled, or the stream is over."""
+        if self._open and not self._events:
+            arrived = asyncio.Event()
+            self.listen(arrived.set)
+            await arrived.wait()
+
+    def take(self) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
+        """Return each choice's events since the last call. Raise `EngineError` if a choice failed before any of them.
+
+        If a choice failed after some of them, the next call raises.
+        """
+        events, self._events = self._events, []
+        taken: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
+        for number, event in enumerate(events):
+            key = event.request_id, event.choice
+            if key not in self._open:
+                continue
+            if isinstance(event, FailureEvent):
+                if taken:
+                    self._events = events[number:]
+                    self.loop.call_soon(self._listener)
+                    return taken
+                self._open.remove(key)
+                raise event.error
+            if event.finish_reason:
+                self._open.remove(key)
+            taken.setdefault(key, []).append(event)
+        return taken
+
+    def cancel(self, key: ChoiceKey) -> None:
+        """Cancel a choice without blocking. It gets no more events. Do nothing if the choice has ended."""
+        if key in self._open:
+            self._open.remove(key)
+            self._cancel(key)
+            self.loop.call_soon(self._listener)  # a direct call might recurse: the listener may be the caller
+
+    def close(self) -> None:
+        for key in list(self._open):
+            self.cancel(key)
+        self._on_close(self)
+
+    def deliver(self, events: list[Event]) -> None:
+        """Append events; called on the event loop."""
+        self._events += events
+        self._listener()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +153,7 @@ class EngineWorker:
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
         """The stream of each unfinished choice."""
-        self._open_streams: dict[TokenStream, None] = {}
+        self._open_streams = set[TokenStream]()
         """Streams that are not closed. They fail if the engine ends."""
         self._collected: defaultdict[TokenStream, list[Event]] = defaultdict(list)
         """Events that have not been handed over yet."""
@@ -103,8 +192,8 @@ class EngineWorker:
             self.engine.limits.check(token_ids, params)
         by_id = {f"request-{next(self._numbers)}": token_ids for token_ids in prompts}
         keys = [(name, choice) for name in by_id for choice in params.choices]
-        stream = TokenStream(keys, self._cancel, self._forget)
-        self._open_streams[stream] = None
+        stream = TokenStream(keys, self._cancel, self._open_streams.discard)
+        self._open_streams.add(stream)
 
         def add() -> None:
             self._streams |= dict.fromkeys(stream.keys, stream)
@@ -113,15 +202,16 @@ class EngineWorker:
 
         self._commands.put(add)
         if self._has_ended:  # check after put(): a thread that has ended runs no command
-            self._forget(stream)
+            self._open_streams.discard(stream)
             raise EngineStopped(STOPPED)
         return stream
 
     def _cancel(self, key: ChoiceKey) -> None:
-        self._commands.put(lambda: self._drop(key))
+        def cancel() -> None:
+            self._streams.pop(key, None)
+            self.engine.cancel(*key)
 
-    def _forget(self, stream: TokenStream) -> None:
-        self._open_streams.pop(stream, None)
+        self._commands.put(cancel)
 
     def _note_progress(self) -> None:
         admission, scheduler = self.engine.admission, self.engine.scheduler
@@ -147,11 +237,8 @@ class EngineWorker:
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
             self._observe(self.engine.reports, events)  # count tokens before clients see them
-        self._collect(events)
-
-    def _collect(self, events: Items[Event]) -> None:
         for event in events:
-            key = key_of(event)
+            key = event.request_id, event.choice
             if stream := self._streams.get(key):
                 self._collected[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
@@ -184,7 +271,8 @@ class EngineWorker:
             self._has_ended = True
             self._hand_over(self._collected)
             error = EngineError(FAILED) if self.has_failed else EngineStopped(STOPPED)
-            self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
+            for stream in list(self._open_streams):  # which ignore the events of choices that have already ended
+                self._hand_over({stream: [FailureEvent(name, error, choice) for name, choice in stream.keys]})
 
     def _take_commands(self) -> bool:
         """Run queued commands. If the engine has no work, first wait for one. Return False if the worker must stop."""
@@ -197,17 +285,12 @@ class EngineWorker:
         except queue.Empty:
             return True
 
-    def _drop(self, key: ChoiceKey) -> None:
-        self._streams.pop(key, None)
-        self.engine.cancel(*key)
+    def _hand_over(self, deliveries: Mapping[TokenStream, list[Event]]) -> None:
+        def deliver(own: Mapping[TokenStream, list[Event]]) -> None:
+            for stream, events in own.items():
+                stream.deliver(events)
 
-    def _hand_over(self, deliveries: Deliveries) -> None:
         for loop in {stream.loop for stream in deliveries}:
             own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
             with suppress(RuntimeError):  # the loop may be closed
-                loop.call_soon_threadsafe(hand_over, own)
-
-
-def hand_over(deliveries: Deliveries) -> None:
-    for stream, events in deliveries.items():
-        stream.deliver(events)
+                loop.call_soon_threadsafe(deliver, own)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from nvium_core.bench.figures import Figures
 from nvium_core.bench.harness import count, numbers, shown, subject_of
-from nvium_core.engine.validation import require_threshold
+from nvium_core.engine.errors import require_threshold
 from nvium_core.evaluation import perplexity
 from nvium_core.evaluation.perplexity import EvaluationError
 from nvium_core.loading import LoadedModel

@@ -23,9 +23,8 @@ from transformers.masking_utils import create_causal_mask
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Adapter, Router
-from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, windowed_attention
-from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
-from nvium_core.model.plan import LayerCall
+from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, causal_attention
+from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config
 
 
 class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
@@ -55,7 +54,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         """Load a model like `Nvium.from_pretrained`; `options`, such as dtype, are passed to transformers."""
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # the old name in transformers
-        checkpoint, _ = read_checked(cls, folder, config, exits, **hub_options)
+        checkpoint, _ = cls.read_checked(folder, config, exits, **hub_options)
         options["dtype"] = checkpoint.dtype if options["dtype"] == "auto" else options["dtype"]
         tensors = {name: checkpoint.numbers(name, options["dtype"]) for name in checkpoint.tensors}
         model: Self = super(Nvium, cls).from_pretrained(None, config=checkpoint.config, state_dict=tensors, **options)
@@ -123,14 +122,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
             position_ids=position_ids,
         )
         assert mask is None or isinstance(mask, Tensor)
-
-        def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
-            q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
-            if cache is not None:
-                k, v = cache.update(k, v, call.cache)
-            return windowed_attention(q, k, v, call, mask).transpose(1, 2)
-
-        return attend
+        return causal_attention(mask, None if cache is None else cache.update)
 
 
 AutoConfig.register(NviumConfig.model_type, NviumConfig, exist_ok=True)

@@ -17,12 +17,10 @@ import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nvium_core.errors import CheckpointError, one_line
-from nvium_core.model.arrangement import arranged
-from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
+from nvium_core.model.backbones import FAMILIES, Family, arranged, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
 
@@ -79,12 +77,12 @@ class Checkpoint:
         tensor = self.tensors[name]
         return (tensor.finite_numbers() if isinstance(tensor, StoredMatrix) else tensor).to(dtype)
 
-    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all tensors in a precision; the matrices stay as they are stored."""
-        return {
-            name: tensor.with_dtype(dtype) if isinstance(tensor, StoredMatrix) else tensor.to(dtype)
-            for name, tensor in self.tensors.items()
-        }
+    def stored(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in a precision; a matrix stays as it is stored."""
+        tensor = self.tensors[name]
+        if not isinstance(tensor, StoredMatrix):
+            return tensor.to(dtype)
+        return StoredMatrix(tensor.content, tensor.kind, dtype, rows=tensor.rows, place=tensor.place)
 
     def check_against(self, model: nn.Module) -> None:
         """Raise `CheckpointError` unless tensor names and shapes equal the model's."""
@@ -118,7 +116,8 @@ def read_checkpoint(
     tensors = stored_matrices(folder, tensors)
     _drop_tied_heads(folder, config, tensors)
     dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
-    family = FAMILIES.get(_model_type(folder), Family())
+    fields = parse_file(folder / "config.json", json.loads)
+    family = FAMILIES.get(str(fields.get("model_type")) if isinstance(fields, dict) else "", Family())
     tensors = arranged(_renamed(folder, tensors, config, family), config, family.rows, adds_one=family.adds_one)
     return Checkpoint(config=config, tensors=tensors, folder=folder, dtype=dtype)
 
@@ -178,11 +177,6 @@ def read_config(folder: Path) -> NviumConfig:
         raise CheckpointError(f"{path}: {one_line(error.__cause__ or error)}") from error
 
 
-def _model_type(folder: Path) -> str:
-    fields = parse_file(folder / "config.json", json.loads)
-    return str(fields.get("model_type")) if isinstance(fields, dict) else ""
-
-
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
     # transformers would read the first as a file, and has a form of its own for the infinity in the last
@@ -218,7 +212,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read the safetensors file or, if there is an index, the tensors that the index names from their shards."""
     index = weight_map(folder)
     if not index:
-        return read_safetensors(single_file(folder))
+        if (folder / WEIGHTS).exists():
+            return read_safetensors(folder / WEIGHTS)
+        if any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
+            raise CheckpointError(f"{folder}: has shards, but no {WEIGHTS_INDEX}; download it too")
+        raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
     shards = sorted({*index.values()})
     if missing := [shard for shard in shards if not (folder / shard).exists()]:
         raise CheckpointError(f"{folder}: incomplete download: {', '.join(missing[:5])} missing; download it again")
@@ -226,20 +224,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: found[shard][name] for name, shard in index.items() if name in found[shard]}
 
 
-def single_file(folder: Path) -> Path:
-    """Return the only safetensors file. Raise `CheckpointError` if it is missing."""
-    if (folder / WEIGHTS).exists():
-        return folder / WEIGHTS
-    if any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
-        raise CheckpointError(f"{folder}: has shards, but no {WEIGHTS_INDEX}; download it too")
-    raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
-
-
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
-            check_count(path, len(file.keys()))
-        return load_file(path)
+            names = file.keys()
+            check_count(path, len(names))
+            return {name: file.get_tensor(name) for name in names}
     except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
         raise unreadable(path, error) from error
 
@@ -270,20 +260,19 @@ def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tenso
 
 
 def stored_matrices(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the matrices as `StoredMatrix`. Raise `CheckpointError` for tensors that are not finite floats.
-
-    The numbers of a matrix are checked when it is packed or converted, so that no page is read twice.
-    """
-    return {name: _stored(tensor, f"{folder}: tensor {name}") for name, tensor in tensors.items()}
+    """Return the matrices as `StoredMatrix`. Raise `CheckpointError` for tensors that are not finite floats."""
+    return {name: stored_floats(tensor, f"{folder}: tensor {name}") for name, tensor in tensors.items()}
 
 
-def _stored(tensor: Tensor, name: str) -> Tensor:
+def stored_floats(tensor: Tensor, place: str) -> Tensor:
+    """Return a matrix as `StoredMatrix`, whose numbers are checked when it is packed or converted, so that no page is
+    read twice. Return another tensor itself. Raise `CheckpointError` if it has NaN or infinite values."""
     if tensor.dtype not in FLOATS:
         dtype, *supported = (str(each).removeprefix("torch.") for each in (tensor.dtype, *FLOATS))
-        raise CheckpointError(f"{name} has dtype {dtype}; supported: {', '.join(supported)}")
+        raise CheckpointError(f"{place} has dtype {dtype}; supported: {', '.join(supported)}")
     if tensor.dim() == 2:
-        return StoredMatrix(tensor, place=name)
-    check_finite(tensor, name)
+        return StoredMatrix(tensor, place=place)
+    check_finite(tensor, place)
     return tensor
 
 

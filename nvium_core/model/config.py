@@ -27,6 +27,7 @@ MAX_SIZES = {
 
 MAX_NUMBER = 1e30  # upper bound of other numbers, because a JSON integer may be too large for a float
 
+FACTORS = ("attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale", "logit_scale")
 ROPE_NUMBERS = (
     "rope_theta",
     "partial_rotary_factor",
@@ -143,14 +144,7 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads up to {FORMAT}")
 
     def validate_backbone(self) -> None:
-        for name in (
-            "attention_scale",
-            "attention_cap",
-            "logit_cap",
-            "embedding_scale",
-            "residual_scale",
-            "logit_scale",
-        ):
+        for name in FACTORS:
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_NUMBER:
                 raise ValueError(f"{name} must be a positive number, at most {MAX_NUMBER:g}; got {value!r}")

@@ -14,12 +14,11 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.errors import CheckpointError
-from nvium_core.model.arrangement import arranged
-from nvium_core.model.backbones import FAMILIES, Family, backbone_fields
-from nvium_core.model.checkpoint import Checkpoint, final_norm, unreadable
+from nvium_core.model.backbones import FAMILIES, Family, arranged, backbone_fields
+from nvium_core.model.checkpoint import Checkpoint, final_norm, stored_floats, unreadable
 from nvium_core.model.config import NviumConfig, check_sizes
 from nvium_core.model.gguf_header import FileTensor, UnsupportedError, read_header
-from nvium_core.model.stored import FLOATS, StoredMatrix, check_finite
+from nvium_core.model.stored import FLOATS, StoredMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,6 @@ NAMES = {
 NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>\w+)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
 
-REQUIRED = [name for name in SHAPE if name not in ("vocab_size", "num_key_value_heads", "head_dim")]
-
 YARN = {
     "original_max_position_embeddings": "rope.scaling.original_context_length",
     "beta_fast": "rope.scaling.yarn_beta_fast",
@@ -71,7 +68,7 @@ YARN = {
 READ = {*SHAPE.values(), "attention.value_length", "attention.sliding_window", "attention.sliding_window_pattern"}
 READ |= {f"rope.{name}" for name in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")}
 READ |= {"rope.scaling.type", "rope.scaling.factor", *YARN.values()}
-HARMLESS = {"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
+READ |= {"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}  # the last two are harmless
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
@@ -109,8 +106,8 @@ GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose attention scale is not 1/√head_dim. Files do not store the scale (llama.cpp)."""
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA_3_CONTEXT = 8192
-"""`original_max_position_embeddings` of Llama 3.1 and later. GGUF files have only factors that are computed from it."""
+LLAMA_3["original_max_position_embeddings"] = 8192
+"""Of Llama 3.1 and later. GGUF files have only factors that are computed from these numbers."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +152,6 @@ class GGUFFile:
     def is_quantized(self) -> bool:
         return not self.matrix_kinds <= EXACT.keys()
 
-    def check_fields(self) -> None:
-        """Raise `CheckpointError` for an unsupported field that would change the computation."""
-        prefix = f"{self.architecture}."
-        names = (name for name in self.fields if name.startswith(prefix))
-        own = {*self.family.gguf_fields.values()}
-        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS - own:
-            value = self.shape(field)
-            if value and value != NEUTRAL.get(field):
-                raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which is not supported")
-
 
 def open_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file. Raise `CheckpointError` if it is not valid."""
@@ -194,11 +181,12 @@ def read_gguf(path: Path, config: NviumConfig | None = None) -> Checkpoint:
     """Read configuration and weights. The matrices stay as they are stored."""
     file = open_gguf(path)
     config = config or read_config(file)  # before the tensors, whose shapes may contradict it
+    dtypes = () if file.is_quantized else (EXACT[kind] for kind in file.matrix_kinds)
     return Checkpoint(
         config=config,
         tensors=arranged(dict(read_tensors(file, config)), config, file.family.gguf_rows),
         folder=path,
-        dtype=stored_precision(file),
+        dtype=reduce(torch.promote_types, dtypes, torch.bfloat16),
         sampling=sampling_fields(file),
     )
 
@@ -212,16 +200,14 @@ def sampling_fields(file: GGUFFile) -> dict[str, float]:
         raise CheckpointError(f"{file.path}: general.sampling: {error}") from error
 
 
-def stored_precision(file: GGUFFile) -> torch.dtype:
-    """Return the widest precision of the matrices. If any matrix is quantized, return bfloat16."""
-    if file.is_quantized:
-        return torch.bfloat16
-    return reduce(torch.promote_types, (EXACT[kind] for kind in file.matrix_kinds), torch.bfloat16)
-
-
 def read_config(file: GGUFFile) -> NviumConfig:
-    """Read the configuration. Raise `CheckpointError` for unsupported features."""
-    file.check_fields()
+    """Read the configuration. Raise `CheckpointError` for unsupported fields that would change the computation."""
+    prefix = f"{file.architecture}."
+    names = (name for name in file.fields if name.startswith(prefix))
+    for field in {name.removeprefix(prefix) for name in names} - READ - {*file.family.gguf_fields.values()}:
+        value = file.shape(field)
+        if value and value != NEUTRAL.get(field):
+            raise CheckpointError(f"{file.path}: {prefix}{field} is {value!r}, which is not supported")
     try:
         return NviumConfig(**_fields(file))
     except CheckpointError:
@@ -234,8 +220,8 @@ def _shape(file: GGUFFile) -> dict[str, Any]:
     """Return the sizes. Raise `CheckpointError` for one that is missing or not a positive integer."""
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.fields.get("tokenizer.ggml.tokens", ())))
-    missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
-    if missing:
+    known = {*fields, "num_key_value_heads", "head_dim"}
+    if missing := [f"{file.architecture}.{theirs}" for ours, theirs in SHAPE.items() if ours not in known]:
         raise CheckpointError(f"{file.path}: missing {', '.join(missing)}")
     fields["rms_norm_eps"] = file.number(SHAPE["rms_norm_eps"])
     for name, count in fields.items():
@@ -347,7 +333,7 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
 def _llama_3_rope(file: GGUFFile, base: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Return Llama 3's rotary parameters. Raise `CheckpointError` if their factors differ from the file's."""
     factors = read_tensor(file, file.tensors[ROPE_FACTORS]).float()
-    parameters = base | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
+    parameters = base | LLAMA_3 | {"factor": factors.max().item()}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     unscaled = base["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
@@ -387,8 +373,4 @@ def read_tensor(file: GGUFFile, stored: FileTensor) -> Tensor:
         raise CheckpointError(f"{place} has type {kind.name}, but is a vector; supported: {', '.join(EXACT)}")
     if kind.name not in EXACT:
         return StoredMatrix(stored.content.view(stored.shape[0], -1), kind, place=place)
-    tensor = stored.content.view(EXACT[kind.name]).view(stored.shape)
-    if len(stored.shape) == 2:
-        return StoredMatrix(tensor, place=place)
-    check_finite(tensor, place)
-    return tensor
+    return stored_floats(stored.content.view(EXACT[kind.name]).view(stored.shape), place)

@@ -56,32 +56,30 @@ class FusedLinear(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
-    @classmethod
-    def of(cls, *layers: nn.Linear) -> "FusedLinear":
-        """Fuse the layers. Their weights become views of the fused weight, so no memory is duplicated."""
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        given: list[Tensor | None] = [layer.bias for layer in layers]
-        biases = [bias.detach() for bias in given if bias is not None]
-        for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
-            layer.weight = nn.Parameter(part, layer.weight.requires_grad)
-        return cls(weight, torch.cat(biases) if biases else None)
-
-    def is_of(self, *layers: nn.Linear) -> bool:
-        """Return whether the layers' weights still are views of the fused weight."""
-        parts = self.weight.split([layer.out_features for layer in layers])
-        return all(
-            (layer.weight.data_ptr(), layer.weight.dtype, layer.weight.device)
-            == (part.data_ptr(), part.dtype, part.device)
-            for layer, part in zip(layers, parts, strict=True)
-        )
-
     def __call__(self, x_XD: Tensor) -> Tensor:
         return F.linear(x_XD, self.weight, self.bias)
 
 
 def fused(known: FusedLinear | None, *layers: nn.Linear) -> FusedLinear:
-    """Fuse the layers. If `known` is still their fusion, return it: CUDA graphs may contain the address of `known`."""
-    return known if known is not None and known.is_of(*layers) else FusedLinear.of(*layers)
+    """Fuse the layers. Their weights become views of the fused weight, so no memory is duplicated.
+
+    If `known` is still their fusion, return it: CUDA graphs may contain the address of `known`.
+    """
+
+    def place(weight: Tensor) -> tuple[object, ...]:
+        return weight.data_ptr(), weight.dtype, weight.device
+
+    sizes = [layer.out_features for layer in layers]
+    if known and all(
+        place(layer.weight) == place(x) for layer, x in zip(layers, known.weight.split(sizes), strict=True)
+    ):
+        return known
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    given: list[Tensor | None] = [layer.bias for layer in layers]
+    biases = [bias.detach() for bias in given if bias is not None]
+    for layer, part in zip(layers, weight.split(sizes), strict=True):
+        layer.weight = nn.Parameter(part, layer.weight.requires_grad)
+    return FusedLinear(weight, torch.cat(biases) if biases else None)
 
 
 class Attention(nn.Module):
@@ -261,15 +259,18 @@ def rotate(x_XHP: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
-def causal_attention(mask: Tensor | None = None) -> Attend:
+def causal_attention(mask: Tensor | None = None, update: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Attend:
     """Return causal attention within the sequences of a batch, X = [B, T].
 
-    mask: [B, 1, T, T], True where position t may attend to position s. It replaces the causal mask.
+    mask: [B, 1, T, S], True where position t may attend to position s. It replaces the causal mask.
+    update: (new keys, new values, index in the cache) → all keys and values; None: the new ones are all.
     """
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, call: LayerCall) -> Tensor:
-        q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
-        return windowed_attention(q_BHTP, k_BGTP, v_BGTP, call, mask).transpose(1, 2)
+        q_BHTP, k_BGSP, v_BGSP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
+        if update is not None:
+            k_BGSP, v_BGSP = update(k_BGSP, v_BGSP, call.cache)
+        return windowed_attention(q_BHTP, k_BGSP, v_BGSP, call, mask).transpose(1, 2)
 
     return attend
 

@@ -8,7 +8,7 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from nvium_core.model.llama import Attend, Llama, causal_attention
 from nvium_core.model.plan import LayerCall
 from nvium_core.model.source import read_source
 from nvium_core.model.stored import materialise
-
-Model = TypeVar("Model", bound="Nvium")
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
@@ -97,18 +95,36 @@ class Nvium(nn.Module):
 
         Raise `CheckpointError` if a tensor is missing, unexpected or of the wrong shape.
         """
-        checkpoint, model = read_checked(cls, folder, config, exits, **hub_options)
+        checkpoint, model = cls.read_checked(folder, config, exits, **hub_options)
         precision = checkpoint.dtype if dtype == "auto" else dtype
-        if is_stored:
-            tensors = checkpoint.stored(precision)
-        else:
-            tensors = {name: checkpoint.numbers(name, precision) for name in checkpoint.tensors}
+        read = checkpoint.stored if is_stored else checkpoint.numbers
+        tensors = {name: read(name, precision) for name in checkpoint.tensors}
         if checkpoint.config.tie_word_embeddings:
             tensors[HEAD] = tensors[EMBEDDING]
         model.load_state_dict(tensors, assign=True)
         model.tie()
         model.generation_config = generation_config(checkpoint)
         return model.eval()
+
+    @classmethod
+    def read_checked(
+        cls,
+        source: str | os.PathLike[str],
+        config: NviumConfig | None,
+        exits: str | os.PathLike[str] | None,
+        **hub_options: Any,
+    ) -> tuple[Checkpoint, Self]:
+        """Read a checkpoint and build its model without weights. Raise `CheckpointError` unless all tensors match."""
+        checkpoint = read_source(source, config, exits, **hub_options)
+        folder, num_layers, count = checkpoint.folder, checkpoint.config.num_hidden_layers, len(checkpoint.tensors)
+        if count < num_layers:  # before building any layer
+            raise CheckpointError(f"{folder}: num_hidden_layers is {num_layers}, but only {count} tensors")
+        try:
+            empty = cls.empty(checkpoint.config)
+        except Exception as error:  # invalid values raise various exceptions
+            raise CheckpointError(f"{folder / 'config.json'}: {one_line(error)}") from error
+        checkpoint.check_against(empty)
+        return checkpoint, empty
 
     @classmethod
     def empty(cls, config: NviumConfig) -> Self:
@@ -209,26 +225,6 @@ class Nvium(nn.Module):
             "balance_loss": mixture.balance_penalty(log_w).mean(),
             "exit_losses": nll_XE.mean(0),
         }
-
-
-def read_checked(
-    kind: type[Model],
-    source: str | os.PathLike[str],
-    config: NviumConfig | None,
-    exits: str | os.PathLike[str] | None,
-    **hub_options: Any,
-) -> tuple[Checkpoint, Model]:
-    """Read a checkpoint and build its model without weights. Raise `CheckpointError` unless all tensors match."""
-    checkpoint = read_source(source, config, exits, **hub_options)
-    num_layers, num_tensors = checkpoint.config.num_hidden_layers, len(checkpoint.tensors)
-    if num_tensors < num_layers:  # before building any layer
-        raise CheckpointError(f"{checkpoint.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")
-    try:
-        empty = kind.empty(checkpoint.config)
-    except Exception as error:  # invalid values raise various exceptions
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
-    checkpoint.check_against(empty)
-    return checkpoint, empty
 
 
 def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:

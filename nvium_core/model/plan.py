@@ -46,11 +46,12 @@ def is_tied(blocks: list[Block]) -> bool:
     return len({tuple(call._replace(cache=0) for call in block) for block in blocks}) == 1
 
 
-def layer_calls(config: NviumConfig) -> Block:
+def blocks_of(config: NviumConfig) -> list[Block]:
+    """Return the calls of each block. A block has the calls between the previous exit and its own exit."""
     num_layers = config.num_hidden_layers
     windows = config.windows or [None] * num_layers
     is_local = [bool(config.window_rope_parameters and window) for window in windows]
-    return tuple(
+    calls = tuple(
         LayerCall(
             layer,
             cache=loop * num_layers + layer,
@@ -66,9 +67,4 @@ def layer_calls(config: NviumConfig) -> Block:
         for loop in range(config.num_loops)
         for layer in range(num_layers)
     )
-
-
-def blocks_of(config: NviumConfig) -> list[Block]:
-    """Return the calls of each block. A block has the calls between the previous exit and its own exit."""
-    calls = layer_calls(config)
     return [calls[shallow:deep] for shallow, deep in pairwise([0, *(config.exit_layers or [])])]

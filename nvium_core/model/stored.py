@@ -76,9 +76,6 @@ class StoredMatrix(Tensor):
         index = torch.arange(len(self)) if self.rows is None else self.rows
         return StoredMatrix(self.content, self.kind, self.dtype, rows=index[rows], place=self.place)
 
-    def with_dtype(self, dtype: torch.dtype) -> "StoredMatrix":
-        return StoredMatrix(self.content, self.kind, dtype, rows=self.rows, place=self.place)
-
     def held(self) -> Tensor:
         """Return the rows as `kind` stores them: blocks [N, X] as bytes, or floats [N, D]."""
         if (floats := self.floats_to_quantize()) is not None:
@@ -157,11 +154,6 @@ def materialise(model: nn.Module) -> None:
                 if id(weight) not in made:
                     made[id(weight)] = nn.Parameter(weight.finite_numbers(), weight.requires_grad)
                 module.register_parameter(name, made[id(weight)])
-
-
-def unmaterialised_bytes(model: nn.Module) -> int:
-    """Return the bytes that `materialise` will take."""
-    return sum(weight.nbytes for weight in model.parameters() if isinstance(weight, StoredMatrix))
 
 
 def weight_type(model: nn.Module) -> tuple[str, float]:

@@ -17,10 +17,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
-from nvium_core.text.reasoning import CLOSING, OPENING, SWITCH, ReasoningParser, thinks
+from nvium_core.text.answer_parsers import CLOSING, OPENING, SWITCH, ReasoningParser, call_format, thinks
 from nvium_core.text.renderer import RENDERER, RenderingError
 from nvium_core.text.rendering import rendered
-from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import CheckpointError, one_line
-from nvium_core.text.frame import frame, set_frame
 from nvium_core.text.tokenizer_trial import try_tokenizer
 
 TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE = "tokenizer.json", "tokenizer_config.json", "chat_template.json"
 
 TOKEN_FILES = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
 """Files whose texts become tokens in addition to those of tokenizer.json."""
+
+ONE_TOKEN = Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
 
 
 def folder_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -51,6 +53,19 @@ def complete(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     if (before, after) != found:
         set_frame(backend, before, after)
     tokenizer.chat_template = tokenizer.chat_template or read_object(folder / TEMPLATE_FILE).get("chat_template")
+
+
+def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer puts before and after a text. It must not truncate."""
+    framed = tokenizer.post_process(ONE_TOKEN)
+    place = [*framed.special_tokens_mask, 0].index(0)  # a damaged post-processor may drop the text
+    return framed.ids[:place], framed.ids[place + 1 :]
+
+
+def set_frame(tokenizer: Tokenizer, before: list[int], after: list[int]) -> None:
+    special = [{"id": str(token), "ids": [token], "tokens": [tokenizer.id_to_token(token)]} for token in before + after]
+    single = [*map(str, before), "$A", *map(str, after)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 
 def read_object(file: Path) -> dict[str, Any]:

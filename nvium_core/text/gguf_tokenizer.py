@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
-from nvium_core.text.frame import set_frame
+from nvium_core.text.folder_tokenizer import set_frame
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,9 @@ def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTok
         if token is not None and not 0 <= token < len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{NAMED[name]}_token_id must be in [0, {len(tokens)}), got {token}")
     special = {f"{name}_token": tokens[token] for name, token in named.items() if token is not None}
-    adds = {"bos": begins_with_bos(field, kind), "eos": field("tokenizer.ggml.add_eos_token")}
+    adds = {name: field(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos")}
+    if adds["bos"] is None:
+        adds["bos"] = kind == "llama" or field("tokenizer.ggml.pre") in WHOLE_PIECES
     set_frame(tokenizer, *([named[name]] if adds[name] and named[name] is not None else [] for name in adds))
     made = PreTrainedTokenizerFast(tokenizer_object=Uncopied(tokenizer), clean_up_tokenization_spaces=False, **special)
     made.chat_template = chat_templates(field)
@@ -137,13 +139,6 @@ def chat_templates(field: Fields) -> str | dict[str, str] | None:
     default: str | None = field("tokenizer.chat_template")
     others = {name: field(f"tokenizer.chat_template.{name}") for name in field("tokenizer.chat_templates") or ()}
     return {**({"default": default} if default else {}), **others} if others else default
-
-
-def begins_with_bos(field: Fields, kind: str) -> bool:
-    adds_bos = field("tokenizer.ggml.add_bos_token")
-    if adds_bos is None:
-        return kind == "llama" or field("tokenizer.ggml.pre") in WHOLE_PIECES
-    return bool(adds_bos)
 
 
 def byte_level(field: Fields) -> Tokenizer:

@@ -37,19 +37,14 @@ def serve(pipe: Connection) -> None:
         message = pipe.recv_bytes()
         limit_cpu_time(MAX_SECONDS)
         try:
-            answer = answered(message)
+            answer = json.dumps({"text": rendered(**json.loads(message))}).encode()
+        except RecursionError:
+            answer = json.dumps({"error": NESTED}).encode()
+        except RenderingError as error:
+            answer = json.dumps({"error": str(error)}).encode()
         except MemoryError:
             os._exit(1)
         if len(answer) > MAX_ANSWER_BYTES:
             os._exit(1)
         pipe.send_bytes(answer)
         limit_cpu_time(0)
-
-
-def answered(message: bytes) -> bytes:
-    try:
-        return json.dumps({"text": rendered(**json.loads(message))}).encode()
-    except RecursionError:
-        return json.dumps({"error": NESTED}).encode()
-    except RenderingError as error:
-        return json.dumps({"error": str(error)}).encode()

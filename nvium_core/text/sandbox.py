@@ -37,8 +37,6 @@ PROGRAM = (
 )
 """Code that runs a module's `main` with our import path. The `argv[0]` keeps `nvium_core` from importing PyTorch."""
 
-PR_SET_PDEATHSIG = 1
-
 
 class HelperLost(Exception):
     """The helper ended: it crashed, or exceeded its CPU time or memory."""
@@ -67,7 +65,8 @@ class Helper:
         self._was_stopped = False
         self._active_at = time.monotonic()
         """Time of the last message in either direction."""
-        HELPERS.add(self)
+        with HELPERS.lock:
+            HELPERS.alive.add(self)
 
     @classmethod
     def spawn(cls, function: str) -> "Helper":
@@ -75,7 +74,16 @@ class Helper:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [function, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-            process = HELPERS.popen([sys.executable, "-I", "-c", PROGRAM.format(__name__), *arguments], theirs.fileno())
+            started = HELPERS.spawner.submit(
+                subprocess.Popen,
+                [sys.executable, "-I", "-c", PROGRAM.format(__name__), *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C must not end the process while the server drains
+            )
+            process = started.result()
         helper = cls(with_timeout(ours), pid=process.pid)
         helper._end = finalize(helper, end, process, os.getpid())
         return helper
@@ -128,7 +136,7 @@ class Helper:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
             if self._end:
-                HELPERS.reap(self._end)
+                HELPERS.spawner.submit(self._end)
 
     @property
     def was_stopped(self) -> bool:
@@ -181,44 +189,25 @@ class Helpers:
         """Number of helpers that were killed because they did not answer, were stopped, or to free memory."""
         self.num_forked_bytes = 0
         """Memory of all forks at the last call of `limit_memory`."""
-        self._alive = WeakSet[Helper]()
-        self._lock = threading.Lock()
-        self._spawner = ThreadPoolExecutor(1, "nvium-spawner")
+        self.alive = WeakSet[Helper]()
+        self.lock = threading.Lock()
+        self.spawner = ThreadPoolExecutor(1, "nvium-spawner")
         """Starts and reaps processes. A helper dies with the thread that started it."""
 
-    def add(self, helper: Helper) -> None:
-        with self._lock:
-            self._alive.add(helper)
-
     def __len__(self) -> int:
-        return len(self._alive)
-
-    def popen(self, command: list[str], descriptor: int) -> subprocess.Popen[bytes]:
-        started = self._spawner.submit(
-            subprocess.Popen,
-            command,
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C must not end the process while the server drains
-        )
-        return started.result()
-
-    def reap(self, end: Callable[[], object]) -> None:
-        self._spawner.submit(end)
+        return len(self.alive)
 
     def kill_stopped(self) -> None:
         """Kill stopped helpers, so that others replace them. Their forks die with them."""
-        with self._lock:
-            alive = list(self._alive)
+        with self.lock:
+            alive = list(self.alive)
         for helper in [helper for helper in alive if helper.note_stop()]:
             helper.kill()
 
     def limit_memory(self) -> None:
         """While all forks together exceed `MAX_FORKED_BYTES`, kill the largest."""
-        with self._lock:
-            forks = [(helper, helper.parent) for helper in self._alive if helper.parent]
+        with self.lock:
+            forks = [(helper, helper.parent) for helper in self.alive if helper.parent]
         sizes = {helper: max(0, helper.num_bytes - parent.num_bytes) for helper, parent in forks}
         self.num_forked_bytes = left = sum(sizes.values())
         for helper in sorted(sizes, key=lambda helper: -sizes[helper]):
@@ -284,7 +273,7 @@ def serve_forks(pipe: Connection, work: Callable[[Connection], None]) -> None:
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent dies."""
     with suppress(AttributeError):  # macOS
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(0)
 

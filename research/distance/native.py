@@ -17,8 +17,7 @@ from torch import Tensor
 from nvium_core.choices import CachePrecision
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.native.backend import NativeBackend
-from nvium_core.engine.device.native.library import COMPILER, FLAGS, PRECISIONS
-from nvium_core.engine.device.native.structs import FOLDER
+from nvium_core.engine.device.native.library import COMPILER, FLAGS, FOLDER, PRECISIONS
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.sampling_params import SamplingParams

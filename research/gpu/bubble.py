@@ -24,7 +24,7 @@ from nvium_core import Engine, EngineConfig, NviumConfig, NviumForCausalLM, Samp
 from nvium_core.bench.figures import write_json
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN
 from nvium_core.engine.device.graphs.backend import Graph, GraphsBackend
-from nvium_core.engine.device.graphs.replay import Fence, Replay
+from nvium_core.engine.device.graphs.capture import Fence, Replay
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import TokenEvent
 from nvium_core.engine.schedule.step import Rows

@@ -23,8 +23,8 @@ from nvium_core.choices import CachePrecision, Instructions, Weights
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.processor import use_processor
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.errors import require
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.validation import require
 
 PRECISIONS: tuple[CachePrecision, ...] = "float32", "float16", "bfloat16"
 

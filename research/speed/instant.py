@@ -14,9 +14,8 @@ from itertools import cycle
 from nvium_core import LoadedModel, load_model
 from nvium_core.bench.harness import PROMPT
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.device.runner import Backend
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.schedule.step import Emission, Outcome, Step, StepResult
+from nvium_core.engine.schedule.step import Backend, Emission, Outcome, Step, StepResult
 from server.app import assemble, serve
 from server.generation.service import Service
 from server.http.server import listen

@@ -5,8 +5,8 @@ from copy import copy
 from typing import NamedTuple
 
 from nvium_core import Constraint
-from nvium_core.text.reasoning import ReasoningParser
-from nvium_core.text.token_bytes import TokenBytes
+from nvium_core.text.answer_parsers import ReasoningParser
+from nvium_core.text.detokenizer import TokenBytes
 
 
 class Tags(NamedTuple):

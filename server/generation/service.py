@@ -12,8 +12,8 @@ import structlog
 
 from nvium_core import Engine, EngineWorker, LoadedModel, sampling_defaults
 from nvium_core.text.chat_template import ChatTemplate, Conversation, ConversationError
+from nvium_core.text.detokenizer import longest_token
 from nvium_core.text.sandbox import HELPERS
-from nvium_core.text.token_bytes import longest_token
 from server.admission import Admission, Drainable
 from server.errors import CONTEXT_EXCEEDED, ApiError, InvalidField, Rejected, deadline_exceeded
 from server.generation.choice import Prompt

@@ -7,8 +7,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams, ServerOptions
+from nvium_core.text.answer_parsers import JSON_LINES, CallFormat
 from nvium_core.text.chat_template import Conversation
-from nvium_core.text.tool_calls import JSON_LINES, CallFormat
 from server.errors import InvalidField
 from server.schemas.body import Ignored, RequestBody, Unsupported, require
 from server.schemas.formats import OutputFormat

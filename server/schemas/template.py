@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.text.answer_parsers import SWITCH
 from nvium_core.text.chat_template import ChatTemplate, Conversation
-from nvium_core.text.reasoning import SWITCH
 from server.errors import InvalidField
 from server.schemas.body import Ignored, MaxItems, RequestBody, Text, described, require, tagged
 from server.schemas.json_text import JsonError, check_counts

@@ -16,8 +16,8 @@ import structlog
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
+from nvium_core.text.detokenizer import TokenBytes
 from nvium_core.text.sandbox import PATIENCE_SECONDS, Helper, HelperLost, HelperStuck
-from nvium_core.text.token_bytes import TokenBytes
 from server.errors import TOO_COSTLY, InvalidField
 from server.structured_outputs.grammar_process import ANY_CORE, BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Compiled
 from server.structured_outputs.grammars import Grammar

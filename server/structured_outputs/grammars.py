@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from nvium_core.text.tool_calls import JSON_LINES, CallFormat
+from nvium_core.text.answer_parsers import JSON_LINES, CallFormat
 from server.structured_outputs.bounds import MAX_CHARACTERS, check_bounds, check_text, nodes, require
 from server.structured_outputs.json_schema import Preparation, Schema, UnusableGrammar
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pydantic_core import to_json
 
 from nvium_core import Score, TokenEvent, best
-from nvium_core.text.token_bytes import TokenBytes
-from nvium_core.text.tool_calls import CallPiece, ToolCallParser
+from nvium_core.text.answer_parsers import CallPiece, ToolCallParser
+from nvium_core.text.detokenizer import TokenBytes
 from server.generation.choice import Choice, Delta
 from server.generation.generation import Generation
 from server.generation.service import Service

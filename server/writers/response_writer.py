@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from nvium_core import SamplingParams
-from nvium_core.text.tool_calls import CallPiece
+from nvium_core.text.answer_parsers import CallPiece
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service

@@ -10,7 +10,8 @@ import pytest
 
 from deploy import release as steps
 from deploy.release import NotReady, Release
-from nvium_core.engine.device.native import instructions, library, native_library
+from nvium_core.engine.device.native import library
+from nvium_core.engine.device.processor import instructions
 from tests.deploy.shipped import ROOT
 from tests.server.server_process import CODE, server_process
 
@@ -97,7 +98,7 @@ SERVE = "import nvium_core, server, sys; print(nvium_core.__file__, server.__fil
 def test_a_wheel_with_kernels_serves_without_a_compiler_and_without_the_repository(wheel, tmp_path):
     pytest.importorskip("wheel")
     name = instructions()
-    if native_library(name) is None:
+    if library.native_library(name) is None:
         pytest.skip("no C++ compiler here")
     version = wheel.name.split("-")[1]
     (wheel.parents[1] / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')

@@ -10,11 +10,11 @@ import torch
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import MakeBackend, best_backend
-from nvium_core.engine.draw import DRAW, Draw
 from nvium_core.engine.events import Event
+from nvium_core.engine.sampling_params import DRAW, Draw
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device import native
-from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.failures import DeviceLost
-from nvium_core.engine.schedule.policies import SWEEP, WHOLE, Policy
+from nvium_core.engine.device import runner
+from nvium_core.engine.device.layers import LayersBackend
+from nvium_core.engine.errors import DeviceLost
 from nvium_core.engine.schedule.scheduler import MULTI_STEP_SECONDS
-from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.step import SWEEP, WHOLE, Policy, Step, StepResult
 from nvium_core.engine.schedule.tuner import Tuner
 from tests.engine.device.native.compiling import needs_compiler
 from tests.engine.driving import WrappedBackend, alone, engine_on, events_of
@@ -43,7 +42,7 @@ class Fickle(Tuner[Policy]):
 def test_tokens_and_exits_equal_algorithm_1_however_passes_and_sweeps_alternate(model, config, plan, seed, is_native):
     with pytest.MonkeyPatch.context() as patch:
         if not is_native:
-            patch.setattr(native, "supports", lambda *_: config.deterministic)
+            patch.setattr(runner, "supports", lambda *_: config.deterministic)
         engine = Engine(model, config)
     engine.scheduler.schedules = Fickle(seed)
     check(model, served(engine, plan), plan)
@@ -121,7 +120,7 @@ def test_a_lost_device_ends_the_engine_and_other_errors_end_their_sequences(erro
 
 
 def test_without_native_kernels_the_layers_run_and_deterministic_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "supports", lambda *_: False)
+    monkeypatch.setattr(runner, "supports", lambda *_: False)
     assert isinstance(Engine(random_model([1])).runner.backend, LayersBackend)
     with pytest.raises(ValueError, match="deterministic"):
         Engine(random_model([1, 2]), EngineConfig(deterministic=True))

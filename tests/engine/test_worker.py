@@ -14,6 +14,7 @@ from nvium_core import (
     EngineError,
     EngineWorker,
     Event,
+    FailureEvent,
     InvalidRequest,
     PromptEvent,
     SamplingParams,
@@ -22,8 +23,7 @@ from nvium_core import (
     TokenStream,
 )
 from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.schedule.policies import policies_of
-from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.step import Step, StepResult, policies_of
 from nvium_core.engine.schedule.tuner import Tuner
 from tests.random_models import random_model
 
@@ -135,7 +135,7 @@ async def test_requests_submitted_together_share_a_stream_with_a_key_per_choice(
 async def test_tokens_before_a_failure_arrive_although_they_are_handed_over_together():
     stream = TokenStream([("a", 0)], lambda key: None, lambda stream: None)
     tokens = [TokenEvent("a", token_id, 1, 1.0, None) for token_id in (5, 6)]
-    stream.deliver([*tokens, *stream.failures(EngineError("a defect"))])
+    stream.deliver([*tokens, FailureEvent("a", EngineError("a defect"))])
     assert stream.take() == {("a", 0): tokens} and not stream.is_over
     await stream.arrival()
     with pytest.raises(EngineError, match="a defect"):

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from nvium_core import CheckpointError, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device import native, processor
+from nvium_core.engine.device import processor
+from nvium_core.engine.device.native import library, weights
 from nvium_core.engine.limits import eos_token_ids
 from nvium_core.model.stored import quantize_model
 from tests.engine.driving import Layers, engine_on
@@ -124,8 +125,8 @@ def random_ids(rows: int, length: int) -> Tensor:
 def test_the_log_probabilities_are_those_of_transformers_and_all_but_full_attention_biases_run_natively(pair):
     theirs, ours = pair
     assert ours.config.num_exits == 1
-    if native.native_library(processor.instructions()):
-        assert native.supports(ours) == (not ours.config.attention_bias)
+    if library.native_library(processor.instructions()):
+        assert weights.supports(ours) == (not ours.config.attention_bias)
     input_ids = random_ids(2, LONGEST)
     torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=F32)
 

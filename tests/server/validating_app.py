@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from nvium_core import ServerOptions
-from nvium_core.text.tool_calls import JSON_LINES
+from nvium_core.text.answer_parsers import JSON_LINES
 from server.admission import Loading
 from server.app import bare_app, middleware
 from server.http.bodies import JsonRoute

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from nvium_core.loading import bundled_model
 from nvium_core.model.backbones import FAMILIES
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.text.frame import set_frame
+from nvium_core.text.folder_tokenizer import folder_tokenizer, set_frame
 from nvium_core.training.initial import given_tokenizer
 from tests.text.tokenizer_kinds import BEGIN, END, KINDS, UNKNOWN, texts
 from tests.training.small_runs import small_recipe

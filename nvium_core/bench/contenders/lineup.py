@@ -31,10 +31,10 @@ from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.errors import require
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.schedule.policies import policies_of
+from nvium_core.engine.schedule.step import policies_of
 from nvium_core.engine.schedule.tuner import Tuner
-from nvium_core.engine.validation import require
 from nvium_core.model.nvium import Nvium
 
 OURS: Schedule = "race"

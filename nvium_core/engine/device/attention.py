@@ -1,6 +1,6 @@
 """Causal attention over the paged cache. The rows' own keys and values are first written to the cache.
 
-`ragged` works on any device, and is the reference for fused/attention.py, which reads the pages in place.
+`ragged` works on any device, and is the reference for fused/layers.py, which reads the pages in place.
 
 Shapes: R rows of a Step, B runs, Q rows of a run, W pages of a table, S keys of a run, H query heads, G key heads, P
 head size.
@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 RunAttention = Callable[[PagedCache, Items[Rows]], Read]
 """(cache, runs) → attention for runs of several rows."""
-
-RowAttention = Callable[[PagedCache, Tensor, Tensor], Read]
-"""(cache, page tables [R, W], positions [R]) → attention for one row per sequence."""
 
 
 def cached_attention(cache: PagedCache, slot_R: Tensor, read: Read) -> Attend:
@@ -79,12 +76,15 @@ def works(name: str, agrees: Callable[[], bool]) -> bool:
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
 CHECK_TOLERANCE = 0.02
-CHECKED_WINDOW = 3
-"""So small that one key too many or too few shows."""
 
 
-def kernels_agree(cache: PagedCache, config: NviumConfig, of_rows: RowAttention, of_runs: RunAttention) -> bool:
-    """Whether kernels agree with `ragged`: on rows with many, fewer and one key, and on runs. See `agrees`."""
+def kernels_agree(
+    cache: PagedCache, config: NviumConfig, of_rows: Callable[[PagedCache, Tensor, Tensor], Read], of_runs: RunAttention
+) -> bool:
+    """Whether kernels agree with `ragged`: on rows with many, fewer and one key, and on runs. See `agrees`.
+
+    of_rows: (cache, page tables [R, W], positions [R]) → attention for one row per sequence.
+    """
 
     def attend(cache: PagedCache, runs: Items[Rows]) -> Read:
         last_R = np.array([run.rows[-1] for run in runs])
@@ -131,11 +131,7 @@ def agrees(cache: PagedCache, config: NviumConfig, kernel: RunAttention, rows: I
     if config.attention_scale is not None:
         q_RHP *= head_size**-0.5 / config.attention_scale
     own, reference = kernel(cache, runs), ragged(cache, runs)
-    pairs = [(own(q_RHP, call), reference(q_RHP, call)) for call in checked_calls(config)]
+    windows: set[int | None] = {*config.windows, 3} if any(config.windows) else {None}  # 3: one key too many shows
+    calls = [LayerCall(0, 0, config.attention_scale, config.attention_cap, window=window) for window in windows]
+    pairs = [(own(q_RHP, call), reference(q_RHP, call)) for call in calls]
     return all(torch.allclose(found, expected, rtol=0, atol=CHECK_TOLERANCE) for found, expected in pairs)
-
-
-def checked_calls(config: NviumConfig) -> list[LayerCall]:
-    """Return a call of each kind of attention in the model, and one with a small window if any has a window."""
-    windows: set[int | None] = {*config.windows, CHECKED_WINDOW} if any(config.windows) else {None}
-    return [LayerCall(0, 0, config.attention_scale, config.attention_cap, window=window) for window in windows]

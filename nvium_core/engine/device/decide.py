@@ -1,22 +1,29 @@
 """Decides after each block whether a front row emits a token, by its `ExitRule`. The reference for native/decide.h.
+Scores rows: the log-probability of the next token before f, and p_k of all exits.
 
 CUDA graphs can capture the decisions, because the host reads no value, and all inputs are known before the call:
 uniforms depend on positions, logit changes depend on earlier tokens, and the cache has the states of earlier exits.
-There PyTorch compiles `route` and `emit`: see graphs/compiled.py.
+There PyTorch compiles `route` and `emit`: see graphs/capture.py.
 
-Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
+Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words, S rows to score, E exits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from nvium_core.engine.device.inputs import InputViews, Variant
-from nvium_core.engine.device.sampling import Columns, certified_argmax, draw, race
-from nvium_core.engine.draw import ExitRule
+from nvium_core.engine.device.paged_cache import upload_all
+from nvium_core.engine.device.sampling import certified_argmax, draw, race
+from nvium_core.engine.events import Score
+from nvium_core.engine.sampling_params import Draw, ExitRule
 from nvium_core.engine.schedule.step import NO_TOKEN
+from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import Nvium
 
@@ -27,7 +34,7 @@ EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
 """Rows of the float64 result: the exit taken, or -1; the token, `NO_TOKEN` or `GOES_ON`; log p_k of the exit taken;
 log Π (1 − w_j) over all exits that the row has passed."""
 
-Change = Callable[[Tensor], Tensor]
+NOT_EMITTED = -1
 
 
 class Chosen(NamedTuple):
@@ -53,7 +60,7 @@ def route(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, v
     """Choose the exits. No token is drawn yet, so only mixtures read the head."""
     rows = inputs.rows
     rule_F, first_F, uniform_F2N = rows["rule"], rows["first"], rows["uniform"]
-    is_exits_F, is_argmax_F, _, is_original_F, _, is_confidence_F = rules_of(inputs)
+    is_exits_F, is_argmax_F, _, is_original_F, is_threshold_F, is_confidence_F = rules_of(inputs)
     states_NFD = states_NSD[: blocks.stop, rows["front_slot"]]
     change = change_of(inputs, variant, model.config.vocab_size)
     log_continue_F = rows["log_reached"]
@@ -67,14 +74,17 @@ def route(model: Nvium, states_NSD: Tensor, blocks: range, inputs: InputViews, v
         log_w_exit_F, log_w_continue_F = log_w_F2[:, EXIT].double(), log_w_F2[:, CONTINUE].double()
         if variant.mixes:
             p_F1 = (log_mixed_F + log_w_exit_F).exp()[:, None]
-            own_FV = probabilities(model, own_FD, change, is_argmax_F)
+            logits_FV = model.lm_head(own_FD).double()  # of π, or of g(π) for the argmax
+            own_FV = torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
             mixture_FV = mixture_FV + p_F1 * own_FV
             log_mixed_F = log_mixed_F + log_w_continue_F
         if block not in blocks:
             continue
         is_here_F = is_open_F & (first_F <= block)
         passed_F = log_continue_F + log_w_continue_F
-        takes_F = stops(rows, block, log_w_exit_F, passed_F)
+        is_drawn_F = rows["uniform"][:, 1, block] < log_w_exit_F.exp()
+        is_reached_F = is_threshold_F & (-passed_F.expm1() >= rows["threshold"])
+        takes_F = torch.where(is_exits_F, is_drawn_F, is_reached_F)
         if block == model.config.num_exits - 1:
             takes_F = takes_F | ~is_exits_F
         if variant.mixes:
@@ -120,20 +130,7 @@ def rules_of(inputs: InputViews) -> list[Tensor]:
     return [inputs.rows["rule"] == rule.value for rule in ExitRule]  # the compiler does not compare with enums
 
 
-def stops(rows: Columns, block: int, log_w_exit_F: Tensor, log_continue_F: Tensor) -> Tensor:
-    """Whether the routers' draw or the threshold stops each row at this exit, [F]."""
-    is_drawn_F = rows["uniform"][:, 1, block] < log_w_exit_F.exp()
-    is_reached_F = (rows["rule"] == ExitRule.THRESHOLD.value) & (-log_continue_F.expm1() >= rows["threshold"])
-    return torch.where(rows["rule"] == ExitRule.EXITS.value, is_drawn_F, is_reached_F)
-
-
-def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
-    """Return an exit's distribution π, or g(π) for `ExitRule.ARGMAX`, in float64."""
-    logits_FV = model.lm_head(o_FD).double()
-    return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
-
-
-def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Change:
+def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Callable[[Tensor], Tensor]:
     """Return the function g. It applies `LogitChanges` and the constraints' masks to logits in place."""
 
     def change(logits_FV: Tensor) -> Tensor:
@@ -152,3 +149,51 @@ def change_of(inputs: InputViews, variant: Variant, vocab_size: int) -> Change:
         return logits_FV
 
     return change
+
+
+class ScoredRow(NamedTuple):
+    """A row's cache slot, its next token, its rule and the number of alternatives.
+
+    `exit`: the exit that emitted the token, or `NOT_EMITTED` if the rule has yet to choose it.
+    """
+
+    slot: int
+    target: int
+    exit: int
+    draw: Draw
+    num_top: int
+
+
+def scores(model: Nvium, states_ECD: Tensor, rows: Items[ScoredRow]) -> Iterator[Score]:
+    """Yield the scores of rows of any sequences. Each batch is one pass through the exits and one copy to the host."""
+    size = max(1, 256 // len(states_ECD))  # rows of a batch, few enough for the memory of the logits [S, E, V]
+    for first in range(0, len(rows), size):
+        yield from batch_scores(model, states_ECD, rows[first : first + size])
+
+
+def batch_scores(model: Nvium, states_ECD: Tensor, rows: Items[ScoredRow]) -> Iterator[Score]:
+    slots, targets, exits, draws, nums_top = zip(*rows, strict=True)
+    rules = np.array([draw.rule for draw in draws])
+    columns = np.array([slots, targets, exits, rules])
+    slot_S, target_S, exit_S, rule_S = upload_all(states_ECD.device, columns)[0]
+    threshold_S = torch.tensor([draw.threshold for draw in draws], dtype=torch.float64, device=slot_S.device)
+    log_w_SE2, outputs = model.exit_outputs(list(states_ECD[:, slot_S]))
+    log_p_SE = mixture.log_exit_probs(log_w_SE2)
+    log_SEV = torch.stack([model.lm_head(o_SD) for o_SD in outputs], dim=-2).to(log_p_SE.dtype).log_softmax(-1)
+    exit_S = torch.where(exit_S < 0, mixture.threshold_exit(mixture.log_remaining(log_w_SE2), threshold_S), exit_S)
+    of_exit_SV = log_SEV[torch.arange(len(rows), device=exit_S.device), exit_S]
+    is_original_S1, is_mixed_S1 = (rule_S == ExitRule.ORIGINAL)[:, None], (rule_S < ExitRule.ORIGINAL)[:, None]
+    log_SV = torch.where(is_mixed_S1, (log_p_SE[..., None] + log_SEV).logsumexp(-2), of_exit_SV)
+    p_SE = torch.where(is_original_S1, one_hot(exit_S, len(outputs)), log_p_SE.exp())
+    top = log_SV.topk(min(max(nums_top), log_SV.shape[-1]), dim=-1)
+    own = log_SV.gather(-1, target_S[:, None]), p_SE, top.values, top.indices
+    found = torch.cat([part.double() for part in own], dim=-1)  # ids are exact in float64
+    for num_top, numbers in zip(nums_top, found.tolist(), strict=True):
+        yield score_of(numbers, len(outputs), num_top)
+
+
+def score_of(numbers: Items[float], num_exits: int, num_top: int) -> Score:
+    """Return the score in these numbers: log-probability, p_k of all exits, then the alternatives' values and ids."""
+    p, top = numbers[1 : 1 + num_exits], numbers[1 + num_exits :]
+    values, ids = top[: len(top) // 2][:num_top], top[len(top) // 2 :][:num_top]
+    return Score(numbers[0], tuple(zip(map(int, ids), values, strict=True)), tuple(p))

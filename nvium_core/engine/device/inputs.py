@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions
-from nvium_core.engine.draw import DRAW, HEAD_RULES, Draw, ExitRule
-from nvium_core.engine.schedule.logit_changes import NEUTRAL, NUM_FIELDS
-from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.sampling_params import DRAW, HEAD_RULES, Draw, ExitRule
+from nvium_core.engine.schedule.sequence import NEUTRAL, NUM_FIELDS, Sequence
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 

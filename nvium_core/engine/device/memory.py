@@ -18,7 +18,7 @@ import torch
 
 from nvium_core.engine.config import DEFAULT_CACHE_MEMORY, EngineConfig
 from nvium_core.engine.device.paged_cache import best_page_size, cache_precision, power_of_two
-from nvium_core.engine.validation import require
+from nvium_core.engine.errors import require
 from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
@@ -72,7 +72,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
 
     Raise `InvalidRequest` if the size is zero or exceeds the memory.
     """
-    page_size = best_page_size(like.device) if config.page_size is None else config.page_size
+    page_size = config.page_size or best_page_size(like.device)
     bytes_each = page_bytes(model, page_size, like.dtype, cache_precision(config.cache_dtype, like))
     kind, max_sequences = like.device.type, config.bounds(like.device.type).sequences
     default = DEFAULT_CACHE_MEMORY.get(kind, DEFAULT_CACHE_MEMORY["cpu"])

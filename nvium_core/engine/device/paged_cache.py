@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvium_core.choices import CachePrecision
-from nvium_core.engine.device.arena import zeros
+from nvium_core.engine.errors import require
 from nvium_core.engine.schedule.step import Rows
-from nvium_core.engine.validation import require
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
+
+CACHE_LINE = 64  # bytes
 
 Integers = NDArray[np.int64]
 
@@ -125,3 +126,13 @@ def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     return zeros(math.prod(shape) * like.dtype.itemsize).view(like.dtype).view(shape)
+
+
+def zeros(num_bytes: int) -> Tensor:
+    """Return zero bytes that start at a cache line. Unlike PyTorch's zeros, they take memory only when written.
+
+    NumPy asks the system for huge pages, so that reads miss the TLB less often.
+    """
+    piece = torch.from_numpy(np.zeros(num_bytes + CACHE_LINE, np.uint8))
+    start = -piece.data_ptr() % CACHE_LINE
+    return piece[start : start + num_bytes]

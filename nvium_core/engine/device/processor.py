@@ -6,7 +6,7 @@ import torch
 
 from nvium_core.choices import Instructions
 from nvium_core.engine.config import thread_count
-from nvium_core.engine.validation import require
+from nvium_core.engine.errors import require
 
 X86_64 = "baseline", "avx2", "avx512"
 _limit: str | None = None
@@ -20,13 +20,6 @@ def instructions(choice: Instructions = "auto") -> str:
     return names[-1] if choice == "auto" else choice
 
 
-def limit(choice: Instructions) -> None:
-    """Make `auto` mean `choice` in this process. Raise `InvalidRequest` if this processor lacks the instruction set."""
-    global _limit  # noqa: PLW0603  per process, like PyTorch's number of threads
-    _limit = None
-    _limit = None if choice == "auto" else instructions(choice)
-
-
 def available() -> tuple[str, ...]:
     """Return the instruction sets that this process may use on this processor, the widest last."""
     if platform.machine().lower() in ("aarch64", "arm64"):
@@ -36,9 +29,14 @@ def available() -> tuple[str, ...]:
     return X86_64[: X86_64.index(widest) + 1]
 
 
-def use_processor(instructions: Instructions, threads: str) -> None:
-    """Raise `InvalidRequest` if this CPU lacks the instructions or `threads` is invalid."""
-    limit(instructions)
+def use_processor(choice: Instructions, threads: str) -> None:
+    """Make `auto` mean this choice in this process, and set the number of threads.
+
+    Raise `InvalidRequest` if this CPU lacks the instructions or `threads` is invalid.
+    """
+    global _limit  # noqa: PLW0603  per process, like PyTorch's number of threads
+    _limit = None
+    _limit = None if choice == "auto" else instructions(choice)
     use_threads(threads)
 
 

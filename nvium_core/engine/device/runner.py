@@ -1,66 +1,38 @@
 """Runs Steps on the best backend for model and device."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.device import native
 from nvium_core.engine.device.graphs.backend import GraphsBackend
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers import LayersBackend
 from nvium_core.engine.device.memory import CacheSize, check_memory
 from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.device.native.weights import supports
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
-from nvium_core.engine.failures import DeviceLost
-from nvium_core.engine.schedule.step import Outcome, Step, StepResult
-from nvium_core.engine.validation import require
+from nvium_core.engine.errors import DeviceLost, require
+from nvium_core.engine.schedule.step import Backend, Outcome, Step, StepResult
 from nvium_core.model.nvium import Nvium
-from nvium_core.model.stored import materialise, unmaterialised_bytes
+from nvium_core.model.stored import StoredMatrix, materialise
 
 logger = logging.getLogger(__name__)
-
-
-class Backend(Protocol):
-    num_multi_steps: int
-    """Maximum tokens per sequence that one call may emit without drafts. 0 means one token."""
-
-    async_scheduling: bool
-    """Whether the device may run `Step.async_rows` while the host waits for the Step."""
-
-    @property
-    def instructions(self) -> str | None:
-        """Instruction set of the native kernels, "graphs" for CUDA graphs, or None."""
-
-    @property
-    def eager_passes(self) -> Mapping[str, int]:
-        """Number of passes that ran in PyTorch's operators, by the cause."""
-
-    def prepare(self, config: EngineConfig) -> None:
-        """Compile or capture what Steps need. Called before the first Step."""
-
-    def run(self, step: Step, max_rows: int) -> StepResult:
-        """Run a Step's rows through its blocks, decide which front rows emit, and score rows.
-
-        If `run` raises, it must not have changed anything that a retry reads. It stops before a pass with more than
-        `max_rows` rows, unless it is the first.
-        """
-
 
 MakeBackend = Callable[[Nvium, PagedCache, EngineConfig], Backend]
 
 
 def best_backend(model: Nvium, cache: PagedCache, config: EngineConfig) -> Backend:
     """Choose the backend. Raise `InvalidRequest` if `deterministic` is set but the native kernels cannot run."""
-    if native.supports(model, config.instructions):
+    if supports(model, config.instructions):
         return NativeBackend(model, cache, config)
     message = "requires a CPU, a C++ compiler and a model that the C++ kernels support"
     require(not config.deterministic, "deterministic", message)
     if model.device.type == "cpu":
-        check_memory(unmaterialised_bytes(model), cache.num_bytes)
+        stored = (weight for weight in model.parameters() if isinstance(weight, StoredMatrix))
+        check_memory(sum(weight.nbytes for weight in stored), cache.num_bytes)
     materialise(model)  # PyTorch's layers read every weight in every pass
     if model.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # PyTorch prefers it on an H100, but it plans anew for every shape

@@ -15,9 +15,18 @@ from operator import attrgetter
 from nvium_core.engine.config import Bounds, EngineConfig
 from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.drafting import Drafting
-from nvium_core.engine.schedule.policies import WHOLE, Policy, likely_fastest, policies_of
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, NO_TOKEN, Rows, Run, Step
+from nvium_core.engine.schedule.step import (
+    MAX_SHORT_RUN_ROWS,
+    NO_TOKEN,
+    WHOLE,
+    Policy,
+    Rows,
+    Run,
+    Step,
+    likely_fastest,
+    policies_of,
+)
 from nvium_core.engine.schedule.tuner import Tuner
 
 MULTI_STEP_SECONDS = 0.004
@@ -113,9 +122,13 @@ class Scheduler:
         here = [sequence for sequence in turn if ready[sequence] == block]
         is_lone = len(self._running) == 1 and not self.admission.may_admit
         rows = here[0].pending_rows(block)
-        if is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget:
-            return self._step_of(range(block, self.num_blocks), here)
-        return self._step_of(self._passes[block], here)
+        goes_on = is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget
+        blocks = range(block, self.num_blocks) if goes_on else self._passes[block]
+        granted = self._grant(block, here)
+        if not granted:
+            return None
+        limit = self._multi_steps(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
+        return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit, MULTI_STEP_SECONDS)
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """Return the deepest block for which enough sequences wait. If a sequence is overdue, return its block."""
@@ -128,13 +141,6 @@ class Scheduler:
 
     def _is_overdue(self, sequence: Sequence) -> bool:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
-
-    def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
-        granted = self._grant(blocks.start, sequences)
-        if not granted:
-            return None
-        limit = self._multi_steps(granted) if len(blocks) > 1 or self.num_blocks == 1 else 1
-        return Step(blocks, [Run(*each) for each in granted.items()], self._policy, limit, MULTI_STEP_SECONDS)
 
     def _grant(self, first: int, sequences: list[Sequence], *, preempts: bool = True) -> dict[Sequence, int]:
         """Return up to which row each sequence may run in a Step, within the row budget and the available pages.

@@ -1,11 +1,14 @@
-"""A Step, which is one call to the device, and its outcome. Blocks count from 0."""
+"""A Step, which is one call to the device, its outcome, and what runs it. A policy: which blocks a row passes before
+its next token is decided. Blocks count from 0. Torch-free."""
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from nvium_core.choices import Schedule
+from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.events import Score, StepReport
-from nvium_core.engine.schedule.policies import SWEEP, Policy
 from nvium_core.engine.schedule.sequence import Sequence
 
 NO_TOKEN = -1  # result of sampling if the logits have NaN or infinities
@@ -38,6 +41,36 @@ class Rows(NamedTuple):
 
     sequence: Sequence
     rows: range
+
+
+class Policy(NamedTuple):
+    """`passes` cuts consecutive blocks into passes. After each pass, front rows may emit their tokens.
+
+    `ready_block`: (sequence, whether others wait for its pages) → the first block of the pass that it waits for.
+    `allows_async`: whether a Step, always of all blocks, may be scheduled before the last one's outcomes are known.
+    `is_tied`: whether each row passes at most one block of a pass. Then the pass runs all blocks at once.
+    """
+
+    name: Schedule
+    passes: Callable[[range], list[range]]
+    ready_block: Callable[[Sequence, bool], int]
+    allows_async: bool
+    is_tied: bool = False
+
+
+WHOLE = Policy("whole", lambda blocks: [blocks], lambda sequence, is_leader: 0, allows_async=True)
+"""Runs all blocks for every row."""
+
+SWEEP = Policy(
+    "sweep",
+    lambda blocks: [range(block, block + 1) for block in blocks],
+    lambda sequence, is_leader: sequence.deepest_pending_block if is_leader else sequence.ready_block,
+    allows_async=False,
+)
+"""The paper's loop with batching: runs the deepest block for which enough sequences wait, also for deferred rows."""
+
+TIED = Policy("sweep", lambda blocks: [blocks], lambda sequence, is_leader: 0, allows_async=False, is_tied=True)
+"""The sweep of a model whose blocks share their weights: one read of the weights serves rows of every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +120,48 @@ class StepResult(NamedTuple):
 
     outcomes: list[Outcome]
     reports: list[StepReport]
+
+
+def likely_fastest(policies: Items[Policy], num_sequences: int) -> int:
+    """Return the index of the policy to run before any is measured.
+
+    One sequence gains from reading fewer weights. Several wait for each other's blocks, unless one pass serves all.
+    """
+    return len(policies) - 1 if num_sequences == 1 or policies[-1].is_tied else 0
+
+
+def policies_of(schedule: Schedule, num_blocks: int, *, is_tied: bool = False) -> tuple[Policy, ...]:
+    """Return the policies that a schedule compares, the baseline first. `is_tied`: blocks share their weights."""
+    sweep = TIED if is_tied else SWEEP
+    raced: dict[Schedule, tuple[Policy, ...]] = {"race": (WHOLE, sweep), "whole": (WHOLE,), "sweep": (sweep,)}
+    return raced[schedule] if num_blocks > 1 else (WHOLE,)
+
+
+class Backend(Protocol):
+    """Runs Steps on a device."""
+
+    num_multi_steps: int = 0
+    """Maximum tokens per sequence that one call may emit without drafts. 0 means one token."""
+
+    async_scheduling: bool = False
+    """Whether the device may run `Step.async_rows` while the host waits for the Step."""
+
+    eager_passes: Mapping[str, int] = {}
+    """Number of passes that ran in PyTorch's operators, by the cause."""
+
+    @property
+    def instructions(self) -> str | None:
+        """Instruction set of the native kernels, "graphs" for CUDA graphs, or None."""
+        return None
+
+    def prepare(self, config: EngineConfig) -> None:
+        """Compile or capture what Steps need. Called before the first Step."""
+        return
+
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        """Run a Step's rows through its blocks, decide which front rows emit, and score rows.
+
+        If `run` raises, it must not have changed anything that a retry reads. It stops before a pass with more than
+        `max_rows` rows, unless it is the first.
+        """
+        ...

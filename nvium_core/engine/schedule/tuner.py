@@ -40,7 +40,7 @@ class SizeTuner(Generic[Candidate]):
         self._turn = 0
         self._window = 0.0, 0.0
         """Tokens and seconds of this window so far."""
-        self._is_settling = True
+        self.is_settling = True
         """Whether another candidate or size may have run last. Then the next Step does not count."""
         self._rates: list[list[float]] = [[] for _ in candidates]
         self._first_pause = first_pause
@@ -63,20 +63,16 @@ class SizeTuner(Generic[Candidate]):
         """Record a Step of the current candidate, with its tokens per sequence."""
         if self._pause_tokens > 0:
             self._pause_tokens -= tokens
-        elif self._is_settling:
-            self._is_settling = False
+        elif self.is_settling:
+            self.is_settling = False
         else:
             self._window = self._window[0] + tokens, self._window[1] + seconds
             if self._window[0] >= WINDOW_TOKENS:
                 self._end_turn(*self._window)
 
-    def interrupt(self) -> None:
-        """Note that Steps of another size come in between."""
-        self._is_settling = True
-
     def _end_turn(self, tokens: float, seconds: float) -> None:
         self._rates[self._turns[self._turn]].append(math.log(tokens / max(seconds, 1e-9)))
-        self._turn, self._window, self._is_settling = self._turn + 1, (0.0, 0.0), True
+        self._turn, self._window, self.is_settling = self._turn + 1, (0.0, 0.0), True
         if self._turn == len(self._turns):
             self._end_round([sum(rates) / len(rates) for rates in self._rates])
 
@@ -130,17 +126,14 @@ class Tuner(Generic[Candidate]):
     def choose(self, num_sequences: int) -> Candidate:
         size = num_sequences.bit_length()
         if size != self._last_size and self._last_size in self._by_size:
-            self._by_size[self._last_size].interrupt()
+            self._by_size[self._last_size].is_settling = True
         self._last_size = size
         if size not in self._by_size:
-            self._by_size[size] = SizeTuner(self._candidates, self._expected(num_sequences), self._first_pause)
+            near = (self._by_size.get(neighbour) for neighbour in (size - 1, size + 1))
+            measured = (tuner.winner for tuner in near if tuner and tuner.has_decided)
+            winner = next(measured, self._guess(num_sequences))
+            self._by_size[size] = SizeTuner(self._candidates, winner, self._first_pause)
         return self._candidates[self._by_size[size].current]
-
-    def _expected(self, num_sequences: int) -> int:
-        """Return the winner of a neighbouring size, if it has been measured, or the guess."""
-        size = num_sequences.bit_length()
-        near = (self._by_size.get(neighbour) for neighbour in (size - 1, size + 1))
-        return next((tuner.winner for tuner in near if tuner and tuner.has_decided), self._guess(num_sequences))
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """Record a Step of the candidate that `choose` returned. `num_tokens` is the total of all sequences."""

@@ -21,8 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nvium_core.errors import DataError, TrainingError
-from nvium_core.text.folder_tokenizer import folder_tokenizer
-from nvium_core.text.frame import set_frame
+from nvium_core.text.folder_tokenizer import folder_tokenizer, set_frame
 from nvium_core.training.data.texts import (
     CHAT_SUFFIXES,
     END_OF_TEXT,

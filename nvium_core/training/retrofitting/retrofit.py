@@ -16,10 +16,9 @@ from nvium_core.errors import DataError, TrainingError
 from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.exits_file import describe_exits, digest_of
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
-from nvium_core.model.source import is_gguf
+from nvium_core.model.source import describe_exits, digest_of, is_gguf
 from nvium_core.options import RetrofitSettings
 from nvium_core.training.caveats import warnings
 from nvium_core.training.data.source import text_digest

@@ -26,7 +26,7 @@ from torch.optim import AdamW
 
 from nvium_core.model import mixture
 from nvium_core.model.exits import Adapter
-from nvium_core.model.exits_file import write_exits
+from nvium_core.model.source import write_exits
 from nvium_core.options import RetrofitSettings
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.initial import shape_of

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from nvium_core import Engine, EngineConfig, InvalidRequest
 from nvium_core.engine.device import memory
-from nvium_core.engine.device.arena import zeros
 from nvium_core.engine.device.memory import (
     PROCESS_BYTES,
     PROCESS_PAGES,
@@ -27,9 +26,9 @@ from nvium_core.engine.device.memory import (
     parse_cache_memory,
     seat_bytes,
 )
-from nvium_core.engine.device.paged_cache import PagedCache, cache_precision
+from nvium_core.engine.device.paged_cache import PagedCache, cache_precision, zeros
 from nvium_core.engine.device.sampling import draw
-from nvium_core.engine.draw import Draw
+from nvium_core.engine.sampling_params import Draw
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.stored import StoredMatrix
 from tests.engine.driving import columns
@@ -220,3 +219,7 @@ def test_a_cache_uses_memory_only_once_written():
     assert not cache.keys[:, -1].any()
     cache.keys[0, : 2**16] = 1
     assert resident() - before > 2**24 - 2**22
+
+
+def test_pages_of_a_cpu_are_small():
+    assert cache_size(EngineConfig(), random_model([1]).config, 64, like=torch.empty(0)).page_size == 16

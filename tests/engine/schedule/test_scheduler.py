@@ -10,10 +10,9 @@ from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.admission import Admission
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import SWEEP, WHOLE
 from nvium_core.engine.schedule.scheduler import Scheduler, assume_passed
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Run, Step
+from nvium_core.engine.schedule.step import SWEEP, WHOLE, Run, Step
 
 CONTEXT = 20
 

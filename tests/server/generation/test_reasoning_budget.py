@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nvium_core import Engine, EngineConfig, SamplingParams
-from nvium_core.text.reasoning import CLOSING, ReasoningParser
-from nvium_core.text.token_bytes import TokenBytes
+from nvium_core.text.answer_parsers import CLOSING, ReasoningParser
+from nvium_core.text.detokenizer import TokenBytes
 from server.generation.reasoning_budget import ReasoningBudget, Tags
 from tests.byte_model import NAME, byte_tokenizer, load_byte_model, token_ids
 from tests.server.live_server import server_fixture, template_server

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
+from nvium_core.text.answer_parsers import JSON_LINES
 from nvium_core.text.gguf_tokenizer import gguf_tokenizer
-from nvium_core.text.tool_calls import JSON_LINES
 from server.errors import InvalidField
 from server.structured_outputs.constraints import Constraints
 from server.structured_outputs.grammars import (

@@ -31,16 +31,14 @@ from torch import Tensor
 from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.attention import CHECK_TOLERANCE, RunAttention, kernels_agree, works
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, NUM_ANSWERS
-from nvium_core.engine.device.graphs.compiled import COMPILE_SECONDS, UNCOMPILED, Compiler
-from nvium_core.engine.device.graphs.replay import Fence, Replay
+from nvium_core.engine.device.graphs.capture import COMPILE_SECONDS, UNCOMPILED, Compiler, Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, InputViews, Variant
-from nvium_core.engine.device.layers.backend import LayersBackend, Progress, record_answers
+from nvium_core.engine.device.layers import LayersBackend, Progress, record_answers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.sampling_params import SamplingParams
-from nvium_core.engine.schedule.policies import WHOLE, policies_of
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, Rows, Run, Step
+from nvium_core.engine.schedule.step import MAX_SHORT_RUN_ROWS, WHOLE, Rows, Run, Step, policies_of
 from nvium_core.model.exits import Router
 from nvium_core.model.nvium import Nvium
 
@@ -51,15 +49,8 @@ POWERS = [1 << power for power in range(MAX_ROWS.bit_length())]
 SIZES = sorted({*POWERS, *range(16, MAX_ROWS + 1, 16)})
 """Numbers of rows of the captured graphs of plain requests. Other kinds of requests have powers of two."""
 
-CHECKED_ROWS = 4
-"""Rows of the check at the start."""
-
 CAPTURE_SECONDS = 20.0
 """Time for capturing. Passes whose graph is then missing run a larger one."""
-
-
-RunLayers = Callable[[range, InputViews, Tensor], None]
-"""(blocks, inputs, tokens of the previous pass [R]) computes the states of the rows after each of these blocks."""
 
 
 @dataclass
@@ -109,13 +100,14 @@ class GraphsBackend(LayersBackend):
         self,
         model: Nvium,
         cache: PagedCache,
-        run_layers: RunLayers,
+        run_layers: Callable[[range, InputViews, Tensor], None],
         attend_runs: RunAttention,
         make_fence: Callable[[torch.device], Fence] = Fence,
         *,
         compiles: bool = False,
     ) -> None:
-        """`attend_runs`: attention of runs that are too long for the graphs. `compiles`: see `Compiler`."""
+        """`run_layers`: (blocks, inputs, tokens of the previous pass [R]) computes the states of the rows after each of
+        these blocks. `attend_runs`: attention of runs that are too long for the graphs. `compiles`: see `Compiler`."""
         super().__init__(model, cache)
         self._run_layers, self.attend_runs = run_layers, attend_runs
         self._compiler = Compiler(math.inf if compiles else None)
@@ -200,8 +192,11 @@ class GraphsBackend(LayersBackend):
             return LayersBackend(model, cache, f"Triton's kernels do not support {cache.keys.dtype}")
         if not find_spec("triton"):
             return LayersBackend(model, cache, "Triton is not installed")
-        from nvium_core.engine.device.fused.attention import in_tiles, ragged_in_tiles  # noqa: PLC0415 (needs Triton)
-        from nvium_core.engine.device.fused.layers import FusedLayers  # noqa: PLC0415
+        from nvium_core.engine.device.fused.layers import (  # noqa: PLC0415 (needs Triton)
+            FusedLayers,
+            in_tiles,
+            ragged_in_tiles,
+        )
 
         if works("attention in Triton", partial(kernels_agree, cache, model.config, in_tiles, ragged_in_tiles)):
             for router in (each for each in model.exits.modules() if isinstance(each, Router)):
@@ -214,7 +209,7 @@ class GraphsBackend(LayersBackend):
     @torch.inference_mode()
     def agrees(self) -> bool:
         """Whether a pass and that of the layers agree on a few rows. The cache must be empty, and is so again."""
-        count = min(CHECKED_ROWS, self.cache.page_size, self.model.config.vocab_size)
+        count = min(4, self.cache.page_size, self.model.config.vocab_size)
         sequence = Sequence("trial", range(count), SamplingParams(), seed=0, num_blocks=self.num_blocks, arrival=0)
         sequence.pages = [0]
         step = Step(range(self.num_blocks), [Run(sequence, count)], WHOLE)

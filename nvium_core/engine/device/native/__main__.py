@@ -6,8 +6,7 @@ aarch64-linux-gnu.2.28.
 
 import sys
 
-from nvium_core.engine.device.native.library import build
-from nvium_core.engine.device.native.structs import FOLDER
+from nvium_core.engine.device.native.library import FOLDER, build
 from nvium_core.engine.device.processor import X86_64, available
 
 target = sys.argv[1] if len(sys.argv) > 1 else None

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <functional>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -136,32 +136,17 @@ inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from-
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }
 
-template <typename V> struct MaskOf { using type = ints; };
-template <> struct MaskOf<doubles> { using type = longs; };
-
-// Return these lanes of a and b.
-template <int... Lanes, typename V> inline V shuffled(const V& a, const V& b) {
-#if __has_builtin(__builtin_shufflevector)
-  return __builtin_shufflevector(a, b, Lanes...);
-#else  // GCC 11
-  return __builtin_shuffle(a, b, typename MaskOf<V>::type{Lanes...});
-#endif
-}
-
-template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::index_sequence<I...>) {
-  return shuffled<(I ^ W)...>(v, v);
-}
-
-// Combine all lanes of v by an associative f(Vector, Vector).
-template <typename A, int W = lanes<A> / 2, typename F> inline A combined(const Vector<A>& v, const F& f) {
-  if constexpr (W == 0)
-    return v[0];
-  else
-    return combined<A, W / 2>(f(v, exchanged<W>(v, std::make_index_sequence<lanes<A>>())), f);
+// Combine numbers by an associative f: first those half of the length apart. Overwrites x.
+template <typename A, size_t N, typename F> inline A combined(A (&x)[N], const F& f) {
+  for (size_t w = N / 2; w; w /= 2)
+    for (size_t j = 0; j < w; ++j) x[j] = f(x[j], x[j + w]);
+  return x[0];
 }
 
 template <typename A> inline A total(const Vector<A>& v) {
-  return combined<A>(v, [](const auto& a, const auto& b) { return a + b; });
+  A x[lanes<A>];
+  for (int64_t i = 0; i < lanes<A>; ++i) x[i] = v[i];
+  return combined(x, std::plus());
 }
 
 // Return e^x to within a few ulp. x is clamped to ±87. NaN stays NaN.
@@ -217,18 +202,6 @@ template <typename A> inline void silu_times(A* x, const A* y, int64_t length) {
   sigmoid_times(x, y, length, [](auto value) { return value; });
 }
 
-// x = GELU(x) · y, approximated with tanh: ½ (1 + tanh(u)) is σ(2u), where u is √(2/π) (x + 0.044715 x³).
-template <typename A> inline void gelu_tanh_times(A* x, const A* y, int64_t length) {
-  sigmoid_times(x, y, length, [](auto value) {
-    return value * (value * value * A(0.044715 * 1.5957691216057308) + A(1.5957691216057308));
-  });
-}
-
-// x = ReLU(x)² · y
-template <typename A> inline void relu2_times(A* x, const A* y, int64_t length) {
-  for (int64_t i = 0; i < length; ++i) x[i] = std::max(x[i], A(0)) * std::max(x[i], A(0)) * (y ? y[i] : 1);
-}
-
 // x = c · tanh(x / c)
 template <typename A> inline void limit(A* x, A cap, int64_t length) {
   for (A part[lanes<A>]{}; length > 0; x += lanes<A>, length -= lanes<A>) {
@@ -262,13 +235,15 @@ template <typename A> inline A largest(const A* x, int64_t length) {
   A most = x[0];
   int64_t i = 0;
   if (constexpr int kChains = 4; length >= kChains * lanes<A>) {
-    const auto larger = [](const Vector<A>& a, const Vector<A>& b) { return a > b ? a : b; };  // b if a is NaN
+    const auto larger = [](const auto& a, const auto& b) { return a > b ? a : b; };  // b if a is NaN
     Vector<A> mosts[kChains];
     for (auto& each : mosts) each = Vector<A>{} + most;
     for (; i + kChains * lanes<A> <= length; i += kChains * lanes<A>)
       for (int n = 0; n < kChains; ++n) mosts[n] = larger(load(x + i + n * lanes<A>), mosts[n]);
     for (const auto& each : mosts) mosts[0] = larger(each, mosts[0]);
-    most = combined<A>(mosts[0], larger);
+    A each_lane[lanes<A>];
+    store(mosts[0], each_lane);
+    most = combined(each_lane, larger);
   }
   for (; i < length; ++i) most = std::max(most, x[i]);
   return most;

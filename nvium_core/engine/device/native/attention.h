@@ -22,17 +22,6 @@ struct Row {
   bool is_read;
 };
 
-// Rows that attend, each in one call of a layer.
-template <typename A> struct Attending {
-  int64_t num_threads, num_heads, num_rows;
-  const Row* rows;
-  const int64_t* calls;  // [R]: each row's call in the cache
-  int64_t window;        // number of last positions, with its own, that a row attends to; 0: all
-  A scale, cap;          // of the products of queries and keys; cap 0: none
-  const A* queries;      // [R, H, P]
-  A* attended;           // [R, H, P]
-};
-
 struct Range {
   int64_t begin, end;
 };
@@ -54,17 +43,22 @@ template <typename A, typename Use> void with_cached(const Cache& cache, Use&& u
     use(float{});
 }
 
-template <typename A, typename C> class Attention {
- public:
-  Attention(const Cache& cache, const Attending<A>& all)
-      : cache_(cache),
-        all_(all),
-        block_((kBlockKeys + cache.page_size - 1) / cache.page_size * cache.page_size),
-        stride_(block_ + lanes<A>) {}
+// Rows that attend, each in one call of a layer.
+template <typename A, typename C> struct Attention {
+  const Cache& cache_;
+  int64_t num_threads_, num_heads_, num_rows_;
+  const Row* rows_;
+  const int64_t* calls_;  // [R]: each row's call in the cache
+  int64_t window_;        // number of last positions, with its own, that a row attends to; 0: all
+  A scale_, cap_;         // of the products of queries and keys; cap 0: none
+  const A* queries_;      // [R, H, P]
+  A* attended_;           // [R, H, P]
+  const int64_t block_ = (kBlockKeys + cache_.page_size - 1) / cache_.page_size * cache_.page_size;  // keys of a block
+  const int64_t stride_ = block_ + lanes<A>;  // numbers from one query's scores to the next's
 
   // Write a row's keys and values [G, P].
   void write(int64_t row, const A* own_keys, const A* own_values) const {
-    const int64_t position = all_.rows[row].position, at = position % cache_.page_size, size = cache_.head_size;
+    const int64_t position = rows_[row].position, at = position % cache_.page_size, size = cache_.head_size;
     for (int64_t head = 0; head < cache_.num_heads; ++head, own_keys += size, own_values += size) {
       C* const keys = page(cache_.keys, row, position, head) + at;
       C* const values = page(cache_.values, row, position, head) + at * size;
@@ -77,11 +71,11 @@ template <typename A, typename C> class Attention {
   void run() const {
     std::vector<int64_t> firsts;
     const auto is_other = [&](const Row& a, const Row& b) { return a.seat != b.seat || a.block != b.block; };
-    for (int64_t r = 0; r < all_.num_rows; ++r)
-      if (!r || r - firsts.back() == kGroupRows || is_other(all_.rows[r], all_.rows[firsts.back()])) firsts.push_back(r);
-    firsts.push_back(all_.num_rows);
-    const int64_t heads = all_.num_heads, shared = heads / cache_.num_heads;
-    ThreadPool::shared().run(all_.num_threads, (firsts.size() - 1) * heads, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < num_rows_; ++r)
+      if (!r || r - firsts.back() == kGroupRows || is_other(rows_[r], rows_[firsts.back()])) firsts.push_back(r);
+    firsts.push_back(num_rows_);
+    const int64_t heads = num_heads_, shared = heads / cache_.num_heads;
+    ThreadPool::shared().run(num_threads_, (firsts.size() - 1) * heads, [&](int64_t begin, int64_t end) {
       for (int64_t stop; begin < end; begin = stop) {
         const int64_t group = begin / heads, head = begin % heads;
         stop = std::min(end, (begin / shared + 1) * shared);
@@ -108,20 +102,20 @@ template <typename A, typename C> class Attention {
     A most = std::numeric_limits<A>::lowest(), sum = 0;
   };
 
-  int64_t num_keys(int64_t row) const { return all_.rows[row].position + 1; }
+  int64_t num_keys(int64_t row) const { return rows_[row].position + 1; }
 
-  int64_t first_key(int64_t row) const { return all_.window ? std::max(num_keys(row) - all_.window, int64_t{0}) : 0; }
+  int64_t first_key(int64_t row) const { return window_ ? std::max(num_keys(row) - window_, int64_t{0}) : 0; }
 
   // Return where the page with this position has the keys [P, page size] or values [page size, P] of a head.
   C* page(void* cache, int64_t row, int64_t position, int64_t head) const {
-    const int64_t number = all_.rows[row].seat->pages[position / cache_.page_size];
-    const int64_t heads_before = (number * cache_.num_calls + all_.calls[row]) * cache_.num_heads + head;
+    const int64_t number = rows_[row].seat->pages[position / cache_.page_size];
+    const int64_t heads_before = (number * cache_.num_calls + calls_[row]) * cache_.num_heads + head;
     return static_cast<C*>(cache) + heads_before * cache_.page_size * cache_.head_size;
   }
 
   int64_t at(const Task& task, int64_t m) const {  // in queries and attended
     const int64_t row = task.rows.begin + m / task.num_heads, head = task.first_head + m % task.num_heads;
-    return (row * all_.num_heads + head) * cache_.head_size;
+    return (row * num_heads_ + head) * cache_.head_size;
   }
 
   void attend(Range rows, Range heads) const {
@@ -132,8 +126,8 @@ template <typename A, typename C> class Attention {
     static thread_local std::vector<const C*> keys, values;
     scores.resize(task.num_queries * stride_);
     sums.assign(task.num_queries, Softmax{});
-    for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(all_.attended + at(task, m), size, A{0});
-    const int64_t key_head = heads.begin * cache_.num_heads / all_.num_heads, most = num_keys(rows.end - 1);
+    for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(attended_ + at(task, m), size, A{0});
+    const int64_t key_head = heads.begin * cache_.num_heads / num_heads_, most = num_keys(rows.end - 1);
     int64_t first = first_key(rows.begin) / block_ * block_;
     load_pages(cache_.keys, task, key_head, {first, most}, keys);
     for (; first < most; first += block_) {
@@ -142,12 +136,12 @@ template <typename A, typename C> class Attention {
       score(task, keys, count, scores.data());
       for (int64_t m = 0; m < task.num_queries; ++m) {
         const int64_t row = rows.begin + m / num_heads;
-        exponentiate(row, {first, first + count}, &scores[m * stride_], sums[m], all_.attended + at(task, m));
+        exponentiate(row, {first, first + count}, &scores[m * stride_], sums[m], attended_ + at(task, m));
       }
       load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
       add_values(task, values, count, scores.data());
     }
-    for (int64_t m = 0; m < task.num_queries; ++m) multiply(all_.attended + at(task, m), 1 / sums[m].sum);
+    for (int64_t m = 0; m < task.num_queries; ++m) multiply(attended_ + at(task, m), 1 / sums[m].sum);
   }
 
   // List the pages of the block that begins with these keys. Unless there is only one block, load a line of each page in
@@ -180,9 +174,9 @@ template <typename A, typename C> class Attention {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       constexpr int R = num_rows;
       const A* queries[R];
-      const A scale = all_.scale;
+      const A scale = scale_;
       A* rows[R];
-      for (int r = 0; r < R; ++r) queries[r] = all_.queries + at(task, m + r), rows[r] = scores + (m + r) * stride_;
+      for (int r = 0; r < R; ++r) queries[r] = queries_ + at(task, m + r), rows[r] = scores + (m + r) * stride_;
       tiles<kTileVectors>(vectors.size(), [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
         const KeyVector* const own = &vectors[first];
@@ -209,7 +203,7 @@ template <typename A, typename C> class Attention {
     std::fill(scores + begin + own, scores + count, A{0});
     if (!own) return;
     scores += begin;
-    if (all_.cap) limit(scores, all_.cap, own);
+    if (cap_) limit(scores, cap_, own);
     if (const A most = largest(scores, own); most > sums.most) {
       const A factor = exp(Vector<A>{} + (sums.most - most))[0];
       sums = {most, sums.sum * factor};
@@ -229,7 +223,7 @@ template <typename A, typename C> class Attention {
       constexpr int R = num_rows;
       const A* own = weights + m * stride_;
       A* attended[R];
-      for (int r = 0; r < R; ++r) attended[r] = all_.attended + at(task, m + r);
+      for (int r = 0; r < R; ++r) attended[r] = attended_ + at(task, m + r);
       tiles<kTileVectors>(whole, [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
         Vector<A> sums[R][N];
@@ -258,10 +252,6 @@ template <typename A, typename C> class Attention {
       for (; key < end; ++key, value += cache_.head_size) use(key, value);
     }
   }
-
-  const Cache& cache_;
-  const Attending<A>& all_;
-  const int64_t block_, stride_;  // keys of a block; numbers from one query's scores to the next's
 };
 
 }  // namespace nvium

@@ -8,45 +8,97 @@ Shapes: T context, P head size.
 import ctypes
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate, islice
 from typing import Any, get_args
+from weakref import ref
 
 import torch
 
 from nvium_core.choices import Activation, QKNorm
-from nvium_core.engine.config import EngineConfig
+from nvium_core.engine.config import MAX_DRAFTS, EngineConfig
+from nvium_core.engine.device.decide import score_of
 from nvium_core.engine.device.memory import check_memory
-from nvium_core.engine.device.native.library import PRECISIONS, native_library
-from nvium_core.engine.device.native.packing import Packer
-from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
-from nvium_core.engine.device.native.structs import make_struct, struct
-from nvium_core.engine.device.native.weights import address, pack_weights, packed_bytes, value_of
+from nvium_core.engine.device.native.library import PRECISIONS, make_struct, native_library, struct
+from nvium_core.engine.device.native.weights import Packer, address, pack_weights, packed_bytes, value_of
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import instructions
-from nvium_core.engine.device.scoring import score_of
 from nvium_core.engine.events import StepReport
-from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
+from nvium_core.engine.schedule.sequence import NUM_FIELDS, Sequence
+from nvium_core.engine.schedule.step import Backend, Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 from nvium_core.model.plan import LayerCall
 from nvium_core.model.stored import FLOATS
+
+MAX_EMISSIONS = max(32, MAX_DRAFTS + 1)  # maximum tokens that one run emits in a call
 
 MIN_TILED_ROWS = 32
 """Passes of at least this many rows use AMX tiles, if the processor has them. Fewer rows waste tiles of 16 rows."""
 
 
-class NativeBackend:
+class SeatMemory:
+    """The arrays to which a seat points, and its last sequence, which this does not keep alive."""
+
+    def __init__(self, sequence: Sequence, seat: Any, context: int) -> None:
+        self.sequence = ref(sequence)
+        self.page_list: list[int] | None = None
+        self.num_pages = self.num_tokens = 0
+        """How many of the sequence's pages and verified tokens are here. A call may write tokens behind these."""
+        self.pages = array("q")
+        self.tokens = array("q", bytes(8 * context))
+        self.stops = array("q", sequence.stop_token_ids)
+        self.changes = array("d")
+        params = sequence.params
+        seat.presence, seat.frequency = params.presence_penalty, params.frequency_penalty
+        seat.repetition, seat.num_prompt_tokens = params.repetition_penalty, sequence.num_prompt_tokens
+        seat.seed, seat.choice = sequence.seed, sequence.choice
+        seat.draw = struct("Draw").from_buffer_copy(sequence.draw_bytes)
+        seat.tokens, seat.num_stops, seat.stops = address(self.tokens), len(self.stops), address(self.stops)
+        seat.num_changes, seat.changes, seat.mask_bytes, seat.mask = 0, None, 0, None
+
+
+class Seats:
+    """Pages, tokens and sampling parameters of running sequences. Only changes are rewritten."""
+
+    def __init__(self, count: int, context: int) -> None:
+        self.array = (struct("Seat") * count)()
+        self.memory: list[SeatMemory | None] = [None] * count
+        self._context = context
+        self._spare = array("d", bytes(8 * NUM_FIELDS * MAX_EMISSIONS))
+
+    def update(self, sequence: Sequence) -> int:
+        """Update the sequence's seat, and return the seat's number."""
+        number = sequence.seat
+        assert number is not None
+        seat, memory = self.array[number], self.memory[number]
+        if memory is None or memory.sequence() is not sequence:
+            self.memory[number] = memory = SeatMemory(sequence, seat, self._context + 1)
+        pages = sequence.pages
+        if memory.page_list is not pages or memory.num_pages != len(pages):  # each admission makes a new list
+            memory.page_list, memory.num_pages, memory.pages = pages, len(pages), array("q", pages)
+            seat.pages = address(memory.pages)
+        memory.tokens[memory.num_tokens : sequence.num_tokens] = array("q", sequence.token_ids[memory.num_tokens :])
+        memory.num_tokens = sequence.num_verified
+        if sequence.changes is not None:
+            memory.changes = sequence.changes.entries + self._spare
+            seat.num_changes, seat.changes = len(sequence.changes), address(memory.changes)
+        if sequence.constraint is not None:
+            seat.mask = mask = sequence.constraint.allowed
+            seat.mask_bytes = len(mask)
+        return number
+
+
+class NativeBackend(Backend):
     """The backend for models that `native.supports` accepts.
 
     With `EngineConfig.deterministic`, no pass uses AMX tiles (see `MIN_TILED_ROWS`).
     """
 
     num_multi_steps = MAX_EMISSIONS
-    async_scheduling = False
-    eager_passes: Mapping[str, int] = {}
+    instructions: str | None = None
 
     def __init__(self, model: Nvium, cache: PagedCache, config: EngineConfig) -> None:
-        self.instructions: str | None = instructions(config.instructions)
+        self.instructions = instructions(config.instructions)
         self._cache = cache
         library = native_library(self.instructions)
         assert library is not None
@@ -76,9 +128,6 @@ class NativeBackend:
             reports=ctypes.addressof(self._reports),
             min_tiled_rows=MIN_TILED_ROWS if self._has_tiles and not config.deterministic else sys.maxsize,
         )
-
-    def prepare(self, config: EngineConfig) -> None:
-        """Nothing to prepare."""
 
     def run(self, step: Step, max_rows: int) -> StepResult:
         call = self._call

@@ -132,17 +132,16 @@ template <typename T> class BlockForward {
       calls_[r] = model_.calls[model_.first_calls[rows_[r].block] + call_].cache;
     const int64_t threads = model_.num_threads, heads = model_.num_heads;
     const A scale = call.scale ? static_cast<A>(call.scale) : 1 / std::sqrt(static_cast<A>(model_.cache.head_size));
-    Attending<A> all{threads, heads, num_rows_, rows_.data(), calls_.data(), call.window, scale,
-                     static_cast<A>(call.cap), queries_.data(), attended_.data()};
     with_cached<A>(model_.cache, [&]<typename C>(C) {
-      const Attention<A, C> attention(model_.cache, all);
+      Attention<A, C> attention{model_.cache, threads, heads, num_rows_, rows_.data(), calls_.data(), call.window, scale,
+                                static_cast<A>(call.cap), queries_.data(), attended_.data()};
       parallel(num_rows_, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           finish_row(layer, call, r);
           attention.write(r, &keys_[r * num_keys_], &values_[r * num_keys_]);
         }
       });
-      if (is_last) drop_unread(), all.num_rows = num_rows_;
+      if (is_last) drop_unread(), attention.num_rows_ = num_rows_;
       attention.run();
     });
   }
@@ -209,12 +208,14 @@ template <typename T> class BlockForward {
     });
   }
 
+  // x = f(x) · y. GELU is approximated with tanh: ½ (1 + tanh(u)) is σ(2u), where u is √(2/π) (x + 0.044715 x³).
   static void activate(int64_t activation, A* x, const A* y, int64_t length) {
-    switch (activation) {
-      case kSilu: return silu_times(x, y, length);
-      case kGeluTanh: return gelu_tanh_times(x, y, length);
-      default: return relu2_times(x, y, length);
-    }
+    if (activation == kSilu) return silu_times(x, y, length);
+    if (activation == kGeluTanh)
+      return sigmoid_times(x, y, length, [](auto value) {
+        return value * (value * value * A(0.044715 * 1.5957691216057308) + A(1.5957691216057308));
+      });
+    for (int64_t i = 0; i < length; ++i) x[i] = std::max(x[i], A(0)) * std::max(x[i], A(0)) * (y ? y[i] : 1);  // ReLU²
   }
 
   // Add the product to the residual, normed if there is a norm, and scaled.

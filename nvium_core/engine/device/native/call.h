@@ -1,4 +1,4 @@
-// The structs that Python fills, as structs.py reads them here.
+// The structs that Python fills, as library.py reads them here.
 //
 // Shapes: N blocks and exits, L layer calls, S cache slots, D width, H query heads, G key heads, P head size, V vocabulary.
 #pragma once
@@ -78,7 +78,7 @@ struct Change {
   double token, repetition, occurrence, bias;
 };
 
-// A running sequence: its pages, tokens and sampling parameters. seats.py fills it.
+// A running sequence: its pages, tokens and sampling parameters. backend.py fills it.
 struct Seat {
   const int64_t* pages;
   int64_t* tokens;  // prompt, answer and drafts; a call appends the tokens that it emits
@@ -132,7 +132,7 @@ struct Seat {
     }
   }
 
-  // Append an emitted token and update its penalties. The reference is nvium_core/engine/schedule/logit_changes.py.
+  // Append an emitted token and update its penalties. The reference is nvium_core/engine/schedule/sequence.py.
   void append(int64_t token, int64_t num_tokens) {
     tokens[num_tokens] = token;
     if (!presence && !frequency && repetition == 1) return;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "block.h"
-#include "score.h"
+#include "exits.h"
 
 namespace nvium {
 
@@ -44,8 +44,11 @@ template <typename A> struct Front {
   std::vector<A> outputs;  // outputs of the pending exits [·, D]
   std::vector<double> mixture;
   double mass = 0;  // Σ p_j over the exits in `mixture`
+  int64_t num_emitted_before, first_scored;  // emissions before this pass, and the first row that it may score
 
-  Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat) {
+  Front(Run& run, const Seat& seat, int64_t vocab_size, int64_t last)
+      : run(&run), seat(&seat), num_emitted_before(run.num_emitted),
+        first_scored(std::max(run.first_scored, run.filled[last])) {
     only = seat.draw.rule == kConfidence ? kNoToken : seat.only_token(vocab_size);
   }
 

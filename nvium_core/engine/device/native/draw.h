@@ -15,10 +15,10 @@ namespace nvium {
 constexpr int64_t kNoToken = -1;
 constexpr int64_t kChunk = 256;  // weights per partial sum
 
-// `ExitRule` in nvium_core/engine/draw.py.
+// `ExitRule` in nvium_core/engine/sampling_params.py.
 enum ExitRule : int64_t { kExits, kArgmax, kMixture, kOriginal, kThreshold, kConfidence };
 
-// `Draw` in nvium_core/engine/draw.py.
+// `Draw` in nvium_core/engine/sampling_params.py.
 struct Draw {
   int64_t rule;
   double threshold, temperature, log_min_p;
@@ -28,7 +28,7 @@ struct Draw {
 
 enum Purpose { kDraw, kRoute };
 
-// Philox4x64-10 (Salmon et al. 2011). The reference is nvium_core/engine/schedule/randomness.py.
+// Philox4x64-10 (Salmon et al. 2011). The reference is nvium_core/engine/sampling_params.py.
 inline std::array<uint64_t, 4> philox(std::array<uint64_t, 4> counter, uint64_t key0, uint64_t key1) {
   for (int round = 0; round < 10; ++round, key0 += 0x9E3779B97F4A7C15, key1 += 0xBB67AE8584CAA73B) {
     const auto a = static_cast<unsigned __int128>(counter[0]) * 0xD2E7470EE14C6C93;
@@ -156,9 +156,7 @@ struct PartialSums {
   double total() const {
     double sums[kCount];
     std::memcpy(sums, vectors, sizeof sums);
-    for (int w = kCount / 2; w; w /= 2)
-      for (int j = 0; j < w; ++j) sums[j] += sums[j + w];
-    return sums[0];
+    return combined(sums, std::plus());
   }
 };
 

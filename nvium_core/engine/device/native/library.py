@@ -1,10 +1,14 @@
-"""Compiles the C++ of this folder once per instruction set, and loads it."""
+"""Compiles the C++ of this folder once per instruction set, and loads it.
+
+Reads the C++ structs that Python fills from their headers, which alone describe them.
+"""
 
 import ctypes
 import errno
 import hashlib
 import logging
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -15,11 +19,9 @@ import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from nvium_core.engine.device.native.structs import FOLDER
-
 logger = logging.getLogger(__name__)
 
-SOURCE = "functions.cpp"
+FOLDER, SOURCE = Path(__file__).parent, "functions.cpp"
 FLAGS = {"baseline": (), "avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",), "neon": ()}
 """Compiler flags by instruction set. `baseline` runs on every x86-64 processor."""
 
@@ -29,6 +31,11 @@ PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16
 """By precision of the model: suffix of the C++ function that runs Steps."""
 
 COUNT, POINTER = ctypes.c_int64, ctypes.c_void_p
+
+STRUCT = r"^(?:template <.*> )?struct {} {{\n(.*?)^}};"
+BODY = re.compile(r"[^;{}]*\{[^{}]*\}")  # of a function
+DECLARATION = re.compile(r"\s*(?:const )?(\w+)(?:<[^;]*>)?([ *][\w\s,*]*)")
+NUMBERS = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
 
 
 @cache
@@ -96,3 +103,32 @@ def _command(instructions: str, target: str | None = None) -> tuple[str, ...]:
         return command
     options = (option.replace("-march=x86-64-", "-mcpu=x86_64_") for option in command[1:])
     return (sys.executable, "-m", "ziglang", "c++", "-target", target, "-s", *options)
+
+
+@cache
+def struct(name: str) -> Any:
+    """Return the class of a C++ struct. Its instances have no other attributes than the fields.
+
+    Raise `ValueError` if the struct contains anything but functions, pointers, `int64_t`, `double` and such structs.
+    """
+    text = re.sub("//.*", "", "".join(header.read_text(encoding="utf-8") for header in FOLDER.glob("*.h")))
+    if not (found := re.search(STRUCT.format(name), text, re.MULTILINE | re.DOTALL)):
+        raise ValueError(f"Python cannot fill a {name}")
+    content, fields = found[1], list[tuple[str, type]]()
+    while BODY.search(content):
+        content = BODY.sub("", content)
+    for declaration in content.split(";")[:-1]:
+        if not (found := DECLARATION.fullmatch(declaration)):
+            raise ValueError(f"Python cannot fill the field of {name}: {declaration.strip()}")
+        kind, names = found.groups()
+        pointer = ctypes.c_char_p if kind == "uint8_t" else ctypes.c_void_p
+        for each in names.split(","):
+            fields.append((each.strip(" *\n"), pointer if "*" in each else NUMBERS.get(kind) or struct(kind)))
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
+
+
+def make_struct(name: str, **values: object) -> Any:
+    """Return a struct with a value for every field. Fields of None are zero."""
+    kind = struct(name)
+    assert values.keys() == {field for field, _ in kind._fields_}, f"{name} has other fields in its header"
+    return kind(**{field: value for field, value in values.items() if value is not None})

@@ -66,24 +66,18 @@ void panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&
   }
 }
 
-// Multiply R rows by K vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
+// Multiply 1 to R rows by K vectors of a panel. Call use(row, vector, products) with the vector's number in the panel.
 template <typename F, int R, int K, typename A, typename Use>
-void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
+void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
+  if constexpr (R > 1)
+    if (num_rows < R) return multiply_up_to<F, R - 1, K>(num_rows, x, length, panel, use);
   Vector<A> sums[K][R] = {};
   panel_products<F>(x, length, panel, sums);
   for (int r = 0; r < R; ++r)
     for (int k = 0; k < K; ++k) use(r, panel.first + k, sums[k][r]);
 }
 
-// `multiply` for any number of rows from 1 to R.
-template <typename F, int R, int K, typename A, typename Use>
-void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
-  if constexpr (R > 1)
-    if (num_rows < R) return multiply_up_to<F, R - 1, K>(num_rows, x, length, panel, use);
-  multiply<F, R, K>(x, length, panel, use);
-}
-
-// `multiply` for any number of rows, in parts of equal size.
+// Do the same for any number of rows, in parts of equal size.
 template <typename F, int K, typename A, typename Use>
 void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
   constexpr int64_t most = kMaxRows<A, K>;

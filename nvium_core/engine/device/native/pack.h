@@ -5,7 +5,6 @@
 #include <atomic>
 #include <vector>
 
-#include "blocks.h"
 #include "matrix.h"
 #include "thread_pool.h"
 

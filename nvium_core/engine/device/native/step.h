@@ -24,49 +24,42 @@ template <typename T> class StepRun {
  private:
   // Run the blocks once. Each run emits at most one token, or verifies its drafts.
   void pass() {
-    std::vector<F> fronts;
-    std::vector<int64_t> first_scored;
-    fronts.reserve(call_.num_runs);
-    num_emitted_before_.clear();
-    for (int64_t i = 0; i < call_.num_runs; ++i) {
-      Run& run = call_.runs[i];
-      num_emitted_before_.push_back(run.num_emitted);
-      first_scored.push_back(std::max(run.first_scored, run.filled[model_.last()]));
-      fronts.emplace_back(run, call_.seats[run.seat], model_.vocab_size);
-    }
+    fronts_.clear();
+    for (Run* run = call_.runs; run < call_.runs + call_.num_runs; ++run)
+      fronts_.emplace_back(*run, call_.seats[run->seat], model_.vocab_size, model_.last());
     Decisions<T> decisions(model_, call_);
-    call_.is_tied ? run_tied(fronts, decisions) : run_blocks(fronts, decisions);
-    decisions.emit(fronts);
+    call_.is_tied ? run_tied(decisions) : run_blocks(decisions);
+    decisions.emit(fronts_);
     append_emitted();
-    score_rows(first_scored);
+    score_rows();
   }
 
   // Run one block after the other.
-  void run_blocks(std::vector<F>& fronts, Decisions<T>& decisions) {
-    std::vector<Run*> open;
-    for (F& front : fronts) open.push_back(front.run);
+  void run_blocks(Decisions<T>& decisions) {
+    std::vector<const F*> open;
+    for (const F& front : fronts_) open.push_back(&front);
     for (int64_t block = call_.first; block < call_.stop; ++block) {
       std::vector<Row> rows;
-      for (const Run* run : open) add_rows(*run, block, rows);
+      for (const F* front : open) add_rows(*front->run, block, rows);
       if (rows.empty()) continue;
       if (block > call_.first && !call_.is_one_pass && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
       forward(rows);
-      decisions.route_fronts(block, pass_rows(block, fronts));
+      decisions.route_fronts(block, pass_rows(block));
       if (call_.is_one_pass) continue;
-      decisions.emit(fronts);
-      std::erase_if(open, [&](const Run* run) { return fronts[run - call_.runs].has_emitted; });
+      decisions.emit(fronts_);
+      std::erase_if(open, [](const F* front) { return front->has_emitted; });
     }
   }
 
   // Run all blocks at once. A block has only rows that have passed the block before in an earlier pass, so the order of
   // the blocks does not matter.
-  void run_tied(std::vector<F>& fronts, Decisions<T>& decisions) {
+  void run_tied(Decisions<T>& decisions) {
     std::vector<Row> rows;
-    for (const F& front : fronts)
+    for (const F& front : fronts_)
       for (int64_t block = 0; block <= model_.last(); ++block) add_rows(*front.run, block, rows);
     if (!rows.empty()) forward(rows);
     for (int64_t block = model_.last(); block >= 0; --block)  // downwards, because stop_of reads the block before
-      decisions.route_fronts(block, pass_rows(block, fronts));
+      decisions.route_fronts(block, pass_rows(block));
   }
 
   // `Run.rows` in nvium_core/engine/schedule/step.py: return the end of the rows of a block.
@@ -83,9 +76,9 @@ template <typename T> class StepRun {
   }
 
   // Mark the rows of a block as passed, and return the fronts among them.
-  std::vector<F*> pass_rows(int64_t block, std::vector<F>& fronts) const {
+  std::vector<F*> pass_rows(int64_t block) {
     std::vector<F*> routed;
-    for (F& front : fronts) {
+    for (F& front : fronts_) {
       int64_t& filled = front.run->filled[block];
       const int64_t stop = stop_of(*front.run, block);
       if (front.has_emitted || filled >= stop) continue;
@@ -121,9 +114,9 @@ template <typename T> class StepRun {
   }
 
   void append_emitted() {
-    for (int64_t i = 0; i < call_.num_runs; ++i) {
-      Run& run = call_.runs[i];
-      if (run.num_emitted == num_emitted_before_[i]) continue;
+    for (const F& front : fronts_) {
+      Run& run = *front.run;
+      if (run.num_emitted == front.num_emitted_before) continue;
       run.log_reached = 0;
       Seat& seat = call_.seats[run.seat];
       if (seat.draw.rule != kOriginal || run.first_verified + 1 == run.num_tokens)
@@ -134,19 +127,19 @@ template <typename T> class StepRun {
   // Advance the runs that have emitted to their next tokens. If a run may not emit another token, or if only a tied pass
   // may leave a front without a token, change no run and return false.
   bool advance_all() {
-    for (int64_t i = 0; i < call_.num_runs; ++i) {
-      const Run& run = call_.runs[i];
+    for (const F& front : fronts_) {
+      const Run& run = *front.run;
       if (run.num_emitted >= run.limit || (call_.is_tied && run.limit == 1)) return false;
-      if (run.num_emitted == num_emitted_before_[i]) {
+      if (run.num_emitted == front.num_emitted_before) {
         if (call_.is_tied) continue;
         return false;
       }
       const int64_t token = run.emissions[run.num_emitted - 1].token;
-      if (token == kNoToken || call_.seats[run.seat].stops_at(token)) return false;
+      if (token == kNoToken || front.seat->stops_at(token)) return false;
     }
-    for (int64_t i = 0; i < call_.num_runs; ++i) {
-      Run& run = call_.runs[i];
-      if (run.num_emitted == num_emitted_before_[i]) continue;
+    for (const F& front : fronts_) {
+      Run& run = *front.run;
+      if (run.num_emitted == front.num_emitted_before) continue;
       run.first_verified = run.num_tokens;
       run.stop = ++run.num_tokens;
     }
@@ -154,14 +147,14 @@ template <typename T> class StepRun {
   }
 
   // Score the rows that have passed the last block in this pass, and emitted rows that are scored at their exits.
-  void score_rows(const std::vector<int64_t>& first_scored) {
+  void score_rows() {
     std::vector<ScoredRow> rows;
-    for (int64_t i = 0; i < call_.num_runs; ++i) {
-      Run& run = call_.runs[i];
-      const Seat& seat = call_.seats[run.seat];
+    for (const F& front : fronts_) {
+      Run& run = *front.run;
+      const Seat& seat = *front.seat;
       const bool is_due = run.is_scored_at_exit && run.num_emitted;
       const int64_t end = is_due ? run.stop : run.filled[model_.last()];
-      for (int64_t row = first_scored[i]; row < end; ++row, ++run.num_scored) {
+      for (int64_t row = front.first_scored; row < end; ++row, ++run.num_scored) {
         const int64_t target = std::max(int64_t{0}, seat.tokens[row + 1]);
         const int64_t exit = is_due && row == run.stop - 1 ? run.emissions[0].block : kNotEmitted;
         rows.push_back({seat.slot(row, model_.cache.page_size), target, exit, seat.draw});
@@ -172,7 +165,7 @@ template <typename T> class StepRun {
 
   const Model<T>& model_;
   Call& call_;
-  std::vector<int64_t> num_emitted_before_;  // of each run, before this pass
+  std::vector<F> fronts_;  // of all runs, in this pass
 };
 
 }  // namespace nvium

@@ -55,7 +55,12 @@ class ThreadPool {
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock()) return f(int64_t{0}, count);
-    if (is_alone()) return run_alone(count, f);
+    if (is_alone()) {
+      const auto start = Clock::now();
+      f(int64_t{0}, count);
+      alone_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+      return;
+    }
     for (; size_ < num_threads - 1; ++size_) std::thread(&ThreadPool::wait_for_work, this, size_).detach();
     const int64_t parts = std::min(count, num_threads * kPartsPerThread);
     call_ = [](void* work, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(work))(begin, end); };
@@ -77,12 +82,6 @@ class ThreadPool {
 
  private:
   using Clock = std::chrono::steady_clock;
-
-  template <typename F> void run_alone(int64_t count, F&& f) {
-    const auto start = Clock::now();
-    f(int64_t{0}, count);
-    alone_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
-  }
 
   bool is_alone() {
     if (stalls_ < kMaxStalls) return false;

@@ -99,12 +99,6 @@ inline ints next_part(floats& left) {
   return part;
 }
 
-// Round to the nearest bfloat16, ties to even.
-inline floats rounded_to_part(const floats& x) {
-  const ints bits = bits_as<ints>(x);
-  return bits_as<floats>(bits + 0x7FFF + (bits >> 16 & 1));
-}
-
 inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t end, TiledRows& out) {
   using Halves = VectorOf<uint16_t, kVectorBytes / 2>::type;
   for (int64_t r = begin; r < end; ++r)
@@ -113,7 +107,8 @@ inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t en
       uint16_t* to = &out.parts[out.index(r, g)];
       for (int half = 0; half < 2; ++half) {
         floats left = load(at + 16 * half);
-        if (out.num_parts == 1) left = rounded_to_part(left);
+        if (const ints bits = bits_as<ints>(left); out.num_parts == 1)  // round to nearest, ties to even
+          left = bits_as<floats>(bits + 0x7FFF + (bits >> 16 & 1));
         for (int part = 0; part < out.num_parts; ++part)
           store(__builtin_convertvector(bits_as<Vector<uint32_t>>(next_part(left)) >> 16, Halves),
                 to + part * 2 * kTileNumbers + 16 * half);

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.attention import kernels_agree, ragged
-from nvium_core.engine.device.fused.attention import KEY_BLOCK, MIN_SPLIT_KEYS, in_tiles, num_splits, ragged_in_tiles
+from nvium_core.engine.device.fused.layers import KEY_BLOCK, MIN_SPLIT_KEYS, in_tiles, num_splits, ragged_in_tiles
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.plan import LayerCall

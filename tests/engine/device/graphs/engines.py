@@ -9,7 +9,7 @@ from torch import Tensor
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
 from nvium_core.engine.device.attention import cached_attention, ragged
 from nvium_core.engine.device.graphs.backend import GraphsBackend
-from nvium_core.engine.device.graphs.replay import Fence
+from nvium_core.engine.device.graphs.capture import Fence
 from nvium_core.engine.device.inputs import InputViews
 from nvium_core.engine.device.paged_cache import PagedCache, Read
 from nvium_core.model.llama import dense_attention

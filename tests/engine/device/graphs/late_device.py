@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nvium_core.engine.device.graphs.replay import Fence
+from nvium_core.engine.device.graphs.capture import Fence
 
 aten = torch.ops.aten
 NEEDS_VALUES = {aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default}

@@ -1,5 +1,6 @@
 """The check of attention kernels at the start refuses faulty ones."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import RowAttention, RunAttention, kernels_agree, ragged, works
-from nvium_core.engine.device.paged_cache import PagedCache, Read, best_page_size, positions
+from nvium_core.engine.device.attention import RunAttention, kernels_agree, ragged, works
+from nvium_core.engine.device.paged_cache import PagedCache, Read, positions
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.plan import LayerCall
 from tests.engine.device.graphs.engines import gathered
@@ -23,7 +24,7 @@ def empty_cache(num_pages: int = 3, config: NviumConfig = SMALL, dtype: torch.dt
     return PagedCache(config, num_pages=num_pages, page_size=8, like=torch.zeros(1, dtype=dtype))
 
 
-def of_runs(of_rows: RowAttention) -> RunAttention:
+def of_runs(of_rows: Callable[[PagedCache, Tensor, Tensor], Read]) -> RunAttention:
     def kernel(cache, runs):
         table_RW = cache.tables(runs).repeat([len(run.rows) for run in runs], 0)
         return of_rows(cache, torch.from_numpy(table_RW), torch.from_numpy(positions(runs)))
@@ -103,7 +104,3 @@ def test_a_missing_kernel_is_logged_in_one_line(caplog):
     assert record.getMessage().startswith("attention in Triton is not available: ")
     assert "\n" not in record.getMessage()
     assert len(record.getMessage()) < 300
-
-
-def test_pages_of_a_cpu_are_small():
-    assert best_page_size(torch.device("cpu")) == 16

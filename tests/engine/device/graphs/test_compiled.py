@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.device.decide import EMITTED, EXIT_TAKEN, GOES_ON, LOG_CONTINUE, LOG_P, decide
-from nvium_core.engine.device.graphs import compiled
-from nvium_core.engine.device.graphs.compiled import Compiler
+from nvium_core.engine.device.graphs import capture
+from nvium_core.engine.device.graphs.capture import Compiler
 from nvium_core.engine.device.inputs import Inputs, InputViews, Variant
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.draw import Draw, ExitRule
+from nvium_core.engine.sampling_params import Draw, ExitRule
 from tests.random_models import random_model
 
 pytestmark = [
@@ -142,7 +142,7 @@ def test_what_does_not_compile_says_so_once_and_runs_as_it_is(monkeypatch, caplo
         raise RuntimeError("no such compiler")
 
     calls = list[int]()
-    monkeypatch.setattr(compiled, "compile_once", lambda function: fails)
+    monkeypatch.setattr(capture, "compile_once", lambda function: fails)
     case, compiler = Case(torch.float64), Compiler(math.inf)
     for size in (2, 2, 1):
         asked = PLAIN._replace(num_rows=size)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from nvium_core import Completion, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.graphs import backend as graphs_backend
-from nvium_core.engine.device.graphs import compiled
+from nvium_core.engine.device.graphs import capture
 from nvium_core.engine.device.graphs.backend import Flight, Graph, GraphsBackend
-from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.graphs.capture import Replay
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.step import Rows
 from tests.engine.automaton import Automaton, Rule
@@ -162,7 +162,7 @@ def test_decisions_compile_before_the_capture_while_there_is_time(seconds, monke
 
         return noted
 
-    monkeypatch.setattr(compiled, "compile_once", compiled_fake)
+    monkeypatch.setattr(capture, "compile_once", compiled_fake)
     monkeypatch.setattr(graphs_backend, "COMPILE_SECONDS", seconds)
     engine = engine_on(compiling_backend, random_model([1, 2, 4]), EngineConfig(max_sequences=2))
     backend = engine.runner.backend

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import EngineConfig, FailureEvent, SamplingParams
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers import LayersBackend
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import PlainGraphs
 from tests.engine.driving import engine_on, events_of

@@ -11,10 +11,8 @@ from torch import Tensor
 from nvium_core import NviumForCausalLM, SamplingParams
 from nvium_core.choices import CachePrecision
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.schedule.policies import WHOLE
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Outcome, Rows, Run, Step
+from nvium_core.engine.schedule.step import WHOLE, Backend, Outcome, Rows, Run, Step
 
 ALL_ROWS = 10**6
 KINDS: list[dict[str, Any]] = [

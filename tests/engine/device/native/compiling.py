@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from nvium_core.engine.device import native, processor
-from nvium_core.engine.device.native.structs import FOLDER
+from nvium_core.engine.device import processor
+from nvium_core.engine.device.native import library
+from nvium_core.engine.device.native.library import FOLDER
 
-has_library = native.native_library(processor.instructions()) is not None
+has_library = library.native_library(processor.instructions()) is not None
 needs_compiler = pytest.mark.skipif(not has_library, reason="needs a C++ compiler")
 
 

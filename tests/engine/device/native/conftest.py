@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 
 from nvium_core.choices import Instructions
-from nvium_core.engine.device import native, processor
+from nvium_core.engine.device import processor
+from nvium_core.engine.device.native import library
 
 BUILDS = [name for name in get_args(Instructions) if name != "auto"]
 
@@ -15,7 +16,7 @@ def instructions(request: pytest.FixtureRequest) -> Instructions:
     name: Instructions = request.param
     if name not in processor.available():
         pytest.skip(f"this processor has only {', '.join(processor.available())}")
-    if native.native_library(name) is None:
+    if library.native_library(name) is None:
         pytest.skip("no C++ compiler here")
     return name
 
@@ -23,5 +24,5 @@ def instructions(request: pytest.FixtureRequest) -> Instructions:
 @pytest.fixture(scope="session")
 def builds() -> list[Instructions]:
     """All builds, for tests whose reference takes longer than the kernels."""
-    found = [name for name in BUILDS if name in processor.available() and native.native_library(name)]
+    found = [name for name in BUILDS if name in processor.available() and library.native_library(name)]
     return found or pytest.skip("no C++ compiler here")

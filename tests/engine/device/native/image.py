@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nvium_core.engine.device.native.backend import NativeBackend
-from nvium_core.engine.device.native.packing import Packed
-from nvium_core.engine.device.native.weights import address
+from nvium_core.engine.device.native.weights import Packed, address
 from nvium_core.engine.schedule.step import Step, StepResult
 
 Region = tuple[int, int]

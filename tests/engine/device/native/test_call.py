@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers import LayersBackend
 from nvium_core.engine.device.native.backend import MIN_TILED_ROWS, NativeBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Backend
-from nvium_core.engine.draw import ExitRule
-from nvium_core.engine.schedule.policies import SWEEP, TIED, WHOLE
+from nvium_core.engine.sampling_params import ExitRule
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Rows, Run, Step
+from nvium_core.engine.schedule.step import NO_TOKEN, SWEEP, TIED, WHOLE, Backend, Emission, Outcome, Rows, Run, Step
 from tests.engine.automaton import Automaton
 from tests.engine.device.native.calls import (
     ALL_ROWS,

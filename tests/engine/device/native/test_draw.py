@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nvium_core.choices import Instructions
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.library import FLAGS
-from nvium_core.engine.draw import DRAW, Draw
-from nvium_core.engine.sampling_params import SamplingParams
+from nvium_core.engine.sampling_params import DRAW, Draw, SamplingParams
 from nvium_core.engine.schedule.step import NO_TOKEN
 from tests.engine.device.native.compiling import compiled
 from tests.engine.driving import columns

@@ -9,7 +9,7 @@ import torch
 from nvium_core import EngineConfig, NviumForCausalLM
 from nvium_core.bench.shapes import force_routing
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers import LayersBackend
 from nvium_core.engine.device.native.library import FLAGS
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
-from nvium_core.engine.device import native, processor
-from nvium_core.engine.device.native import library
-from nvium_core.engine.device.native.packing import Packer
+from nvium_core.engine.device import processor
+from nvium_core.engine.device.native import library, weights
+from nvium_core.engine.device.native.weights import Packer
 from nvium_core.engine.events import Completion
 from tests.engine.device.native.compiling import needs_compiler
 from tests.limits import no_more_memory_than
@@ -49,9 +49,9 @@ def test_a_library_is_named_after_its_sources_flags_and_processor(tmp_path, monk
 
 @pytest.fixture
 def no_library_yet() -> Iterator[None]:
-    native.native_library.cache_clear()
+    library.native_library.cache_clear()
     yield
-    native.native_library.cache_clear()
+    library.native_library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_library_yet")
@@ -69,13 +69,13 @@ def test_without_a_compiler_the_layers_run_after_a_line_and_one_warning(tmp_path
     expected = tokens_and_exits(Engine(model).generate(prompts, params))
     monkeypatch.setattr(library, "COMPILER", compiler)
     monkeypatch.setattr(library, "user_cache_path", lambda name: tmp_path)
-    native.native_library.cache_clear()
+    library.native_library.cache_clear()
     with caplog.at_level(logging.INFO):
         assert tokens_and_exits(Engine(model).generate(prompts, params)) == expected
     lines = "compiling C++ kernels", "no native layers"
     _, warning = (message for message in caplog.messages if message.startswith(lines))
     assert cause in warning and "\n" not in warning
-    assert not native.supports(model)
+    assert not weights.supports(model)
     assert list(tmp_path.glob("*.so")) == []
 
 
@@ -84,7 +84,7 @@ def test_a_read_only_cache_is_not_fatal(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
-    assert native.native_library(processor.instructions()) is None
+    assert library.native_library(processor.instructions()) is None
 
 
 @needs_compiler
@@ -98,7 +98,7 @@ def test_a_native_call_without_memory_is_a_memory_error():
 
 @needs_compiler
 def test_threads_that_cannot_start_are_an_error_with_the_systems_words():
-    compiled = native.native_library(processor.instructions())
+    compiled = library.native_library(processor.instructions())
     assert compiled is not None
     time.sleep(0.3)  # after stalls the pool uses no other thread for 0.2 s
     with no_more_memory_than(64 << 20), pytest.raises(OSError, match=r"^cannot start a thread: Resource temporarily"):
@@ -118,10 +118,10 @@ def test_auto_is_the_widest_available_instruction_set_within_the_limit():
     assert processor.instructions() == widest == processor.instructions("auto")
     try:
         for name in narrower:
-            processor.limit(name)
+            processor.use_processor(name, "auto")
             assert processor.instructions() == name
     finally:
-        processor.limit("auto")
+        processor.use_processor("auto", "auto")
     assert processor.instructions() == widest
 
 

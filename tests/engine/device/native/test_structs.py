@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvium_core.engine.device.native import structs
-from nvium_core.engine.device.native.structs import FOLDER, make_struct, struct
-from nvium_core.engine.draw import DRAW
-from nvium_core.engine.schedule.logit_changes import FIELDS
+from nvium_core.engine.device.native import library
+from nvium_core.engine.device.native.library import FOLDER, make_struct, struct
+from nvium_core.engine.sampling_params import DRAW
+from nvium_core.engine.schedule.sequence import FIELDS
 from nvium_core.model.plan import LayerCall
 
 TEMPLATES = ["Layer", "Exit", "Model"]
@@ -46,8 +46,8 @@ def test_draws_and_changes_have_the_fields_of_the_engines_arrays():
 @pytest.fixture
 def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of call.h, from which structs are read."""
-    monkeypatch.setattr(structs, "struct", cache(struct.__wrapped__))
-    monkeypatch.setattr(structs, "FOLDER", tmp_path)
+    monkeypatch.setattr(library, "struct", cache(struct.__wrapped__))
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
     (tmp_path / "call.h").write_text((FOLDER / "call.h").read_text())
     return tmp_path / "call.h"
 
@@ -60,7 +60,7 @@ def insert_field(header: Path, field: str) -> None:
 
 def test_a_new_field_needs_no_description_in_python(header):
     insert_field(header, "double *a, b")
-    run = structs.struct("Run")
+    run = library.struct("Run")
     assert (run.a.offset, run.b.offset, run.stop.offset) == (8, 16, 24)
     assert run(b=0.5).b == 0.5
 
@@ -69,7 +69,7 @@ def test_a_new_field_needs_no_description_in_python(header):
 def test_a_field_that_python_cannot_fill_is_refused(header, field):
     insert_field(header, field)
     with pytest.raises(ValueError, match=r"Python cannot fill"):
-        structs.struct("Run")
+        library.struct("Run")
 
 
 def test_a_struct_takes_its_own_fields_only_and_all_of_them():

@@ -3,9 +3,10 @@ import torch
 from gguf import GGMLQuantizationType as StoredKind
 
 from nvium_core import Engine, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device import native, processor
-from nvium_core.engine.device.native import packing, weights
-from nvium_core.engine.device.native.packing import Packed, Packer, packed_kind
+from nvium_core.engine.device import processor
+from nvium_core.engine.device.native import library, weights
+from nvium_core.engine.device.native.weights import PIECE_BYTES, Packed, Packer, packed_kind
+from nvium_core.engine.device.paged_cache import CACHE_LINE
 from nvium_core.errors import CheckpointError
 from nvium_core.model.stored import StoredMatrix
 from tests.random_models import random_model
@@ -13,32 +14,42 @@ from tests.rounded import round_to
 
 
 def packer(model: NviumForCausalLM) -> Packer:
-    library = native.native_library(processor.instructions())
-    if library is None:
+    compiled = library.native_library(processor.instructions())
+    if compiled is None:
         pytest.skip("no C++ compiler here")
-    return Packer(library, 2, weights.packed_bytes(model, library))
+    return Packer(compiled, 2, weights.packed_bytes(model, compiled))
+
+
+def test_pieces_are_zero_aligned_and_do_not_overlap():
+    packer_ = packer(random_model([1]))
+    pieces = [packer_.zeros(size) for size in (1, 64, 100, PIECE_BYTES // 4, PIECE_BYTES, 3)]
+    for number, piece in enumerate(pieces, start=1):
+        assert not piece.any()
+        piece.fill_(number)
+    assert all(bool((piece == number).all()) for number, piece in enumerate(pieces, start=1))
+    assert all(piece.data_ptr() % CACHE_LINE == 0 for piece in pieces)
 
 
 @pytest.mark.parametrize("parts", [{"attention_bias": True}, {"mlp_bias": True}])
 def test_a_model_with_unknown_parts_runs_through_the_layers(parts):
-    assert native.supports(random_model([1]))
-    assert not native.supports(random_model([1], **parts))
+    assert weights.supports(random_model([1]))
+    assert not weights.supports(random_model([1], **parts))
 
 
 @pytest.mark.parametrize("path", ["", "model", "model.layers.1.mlp", "exits.0", "exits.0.router", "exits.1.adapter"])
 def test_a_model_with_an_unknown_parameter_runs_through_the_layers(path):
     model = random_model([1, 2])
-    assert native.supports(model)
+    assert weights.supports(model)
     extra = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
     model.get_submodule(path).register_parameter("scale_of_its_own", extra)
-    assert not native.supports(model)
+    assert not weights.supports(model)
 
 
 def test_a_model_of_mixed_precision_runs_through_the_layers():
     model = random_model([1, 2], dtype=torch.bfloat16)
-    assert native.supports(model)
+    assert weights.supports(model)
     model.model.layers[1].mlp.float()
-    assert not native.supports(model)
+    assert not weights.supports(model)
 
 
 def packed_exits(model: NviumForCausalLM) -> list[list[weights.Weight]]:
@@ -72,7 +83,7 @@ def test_quantized_matrices_and_halves_keep_their_type():
 def test_the_bytes_of_the_packed_weights_are_known_before_packing(is_tied, monkeypatch, caplog):
     model = random_model([1, 2], dtype=torch.float32, width=64, tie_word_embeddings=is_tied)
     round_to(model, "Q4_0")
-    monkeypatch.setattr(packing, "REPORT_SECONDS", -1)
+    monkeypatch.setattr(weights, "REPORT_SECONDS", -1)
     with caplog.at_level("INFO"):
         structs = weights.pack_weights(model, packer(model))
     parts = [part for each in structs for named in each.weights for part in named.values()]

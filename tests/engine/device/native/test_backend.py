@@ -1,5 +1,5 @@
 from nvium_core import SamplingParams
-from nvium_core.engine.device.native.seats import Seats
+from nvium_core.engine.device.native.backend import Seats
 from nvium_core.engine.schedule.sequence import Sequence
 
 

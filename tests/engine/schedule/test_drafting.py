@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.engine.schedule.ngrams import (
+from nvium_core.engine.schedule.drafting import (
     INITIAL_HIT_RATES,
     LENGTHS,
     MAX_LOOKBACK,

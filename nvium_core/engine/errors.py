@@ -1,4 +1,4 @@
-"""Errors of requests and options that cannot be served, and the checks that raise them."""
+"""Errors of requests and options that cannot be served, with the checks that raise them, and of failed sequences."""
 
 import math
 from typing import get_args
@@ -25,6 +25,26 @@ class ContextLengthExceeded(InvalidRequest):
             f"{num_prompt_tokens + max_tokens} tokens: {num_prompt_tokens} in the prompt and {max_tokens} in the "
             "completion.",
         )
+
+
+class EngineError(NviumError, RuntimeError):
+    """A sequence failed."""
+
+
+class DeviceLost(EngineError):
+    """The device has failed, so no sequence can run any more."""
+
+
+class EngineStopped(EngineError):
+    """The engine was stopped before the sequence finished."""
+
+
+class ConstraintLimit(EngineError):
+    """The sequence's constraint exceeded its cost limits."""
+
+
+class NoTokenAllowed(EngineError):
+    """The sequence's constraint allows no token of the vocabulary."""
 
 
 def require(condition: bool, field: str, message: str) -> None:

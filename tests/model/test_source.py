@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from nvium_core import CheckpointError, NviumForCausalLM, load_model
 from nvium_core.model.checkpoint import read_config
-from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
+from nvium_core.model.source import describe_exits, digest_of, write_exits
 from nvium_core.training.retrofitting.retrofit import with_exits
 from tests.byte_model import wrapped_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama

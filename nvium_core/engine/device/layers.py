@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.config import EngineConfig
 from nvium_core.engine.device.attention import RunAttention, cached_attention, ragged
-from nvium_core.engine.device.decide import GOES_ON, decide
+from nvium_core.engine.device.decide import GOES_ON, NOT_EMITTED, ScoredRow, decide, scores
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, upload, upload_all
-from nvium_core.engine.device.scoring import NOT_EMITTED, ScoredRow, scores
 from nvium_core.engine.events import StepReport
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
+from nvium_core.engine.schedule.step import Backend, Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
@@ -65,27 +63,17 @@ class Progress(Outcome):
             self.log_reached = 0.0
 
 
-class LayersBackend:
-    num_multi_steps = 0
-    async_scheduling = False
-
+class LayersBackend(Backend):
     def __init__(self, model: Nvium, cache: PagedCache, cause: str | None = None) -> None:
         """`cause`: why no faster backend runs the passes, which are then counted; None for a reference."""
         self.cause = cause
-        self.eager_passes = Counter[str]()
+        self.eager_passes: Counter[str] = Counter()
         """Number of passes by their cause."""
         self.attend_runs: RunAttention = ragged
         self.model = model
         self.cache = cache
         self.num_blocks = model.config.num_exits
         self.inputs = Inputs(cache, model.config)
-
-    @property
-    def instructions(self) -> str | None:
-        return None
-
-    def prepare(self, config: EngineConfig) -> None:
-        """Nothing to prepare."""
 
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
@@ -101,7 +89,11 @@ class LayersBackend:
                 break
             if going:
                 reports += self.pass_blocks(step, blocks, going)
-        self._score([part for part in parts if part.run.sequence.needs_scores])
+        scored = [part for part in parts if part.run.sequence.needs_scores]
+        to_score = [self._rows_to_score(part) for part in scored]
+        found = scores(self.model, self.cache.states_NSD, [row for rows in to_score for row in rows])
+        for part, rows in zip(scored, to_score, strict=True):
+            part.scores = [*islice(found, len(rows))]
         return StepResult([*parts], reports)
 
     def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
@@ -153,12 +145,6 @@ class LayersBackend:
         words = upload(self.inputs.write(buffer, variant, [], fronts), self.cache.keys.device)
         views = self.inputs.views(words, variant)
         record_answers(parts, fronts, decide(self.model, self.cache.states_NSD, blocks, views, variant))
-
-    def _score(self, parts: Items[Progress]) -> None:
-        to_score = [self._rows_to_score(part) for part in parts]
-        found = scores(self.model, self.cache.states_NSD, [row for rows in to_score for row in rows])
-        for part, rows in zip(parts, to_score, strict=True):
-            part.scores = [*islice(found, len(rows))]
 
     def _rows_to_score(self, part: Progress) -> list[ScoredRow]:
         sequence = part.run.sequence

@@ -3,7 +3,7 @@ from itertools import product
 import numpy as np
 from scipy.stats import kstest
 
-from nvium_core.engine.schedule.randomness import POSITIONS_AHEAD, Uniforms
+from nvium_core.engine.sampling_params import POSITIONS_AHEAD, Uniforms
 from tests.reference import PURPOSES, uniform
 
 

@@ -1,7 +1,8 @@
-"""The tool call formats of models, and a streaming parser.
+"""Parsers of streamed answers: reasoning, and the tool call formats of models.
 
-A call is a name and a JSON object of arguments. All characters around them are fixed by the format. The model's chat
-template tells which format the model uses.
+Reasoning has the format of Qwen3 and SmolLM3: `<think>`, reasoning, `</think>`, answer. Whitespace around tags is
+dropped. A call is a name and a JSON object of arguments. All characters around them are fixed by the format, which the
+model's chat template tells.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,71 @@ from uuid import uuid4
 
 from nvium_core.text.detokenizer import certain_length
 
+OPENING, CLOSING = "<think>", "</think>"
+SWITCH = "enable_thinking"
+"""The template variable that turns reasoning on or off."""
+
 SPACE = " \n"  # whitespace that may precede a call at the beginning of an answer
+
+
+class ReasoningAndAnswer(NamedTuple):
+    reasoning: str
+    answer: str
+
+
+def thinks(template: object) -> bool:
+    return isinstance(template, str) and OPENING in template and CLOSING in template
+
+
+@dataclass
+class ReasoningParser:
+    """Splits a streamed output into reasoning and answer. The joined result does not depend on the chunks.
+
+    The initial `state` must be "thinking" if the prompt ends with `<think>`, and "answer" if the model does not reason.
+    """
+
+    state: Literal["start", "thinking", "between", "answer"] = "start"
+    _held: str = field(default="", init=False)
+    _num_read: int = field(default=0, init=False)
+    _has_thought: bool = field(default=False, init=False)
+    num_characters: int = field(default=0, init=False)
+    """Number of characters read so far that belong to the reasoning or its tags."""
+
+    def push(self, text: str) -> ReasoningAndAnswer:
+        """Add text and return what can be emitted. Text that may begin a tag, and spaces before it, are buffered."""
+        self._held += text
+        self._num_read += len(text)
+        reasoning = ""
+        if self.state == "start":
+            begun = self._held.lstrip()
+            if begun.startswith(OPENING):
+                self.state, self._held = "thinking", begun.removeprefix(OPENING)
+            elif not OPENING.startswith(begun):
+                self.state = "answer"
+        if self.state == "thinking":
+            reasoning = self._think()
+        if self.state == "between":
+            self._held = self._held.lstrip()
+            self.state = "answer" if self._held else "between"
+        return ReasoningAndAnswer(reasoning, self.flush().answer if self.state == "answer" else "")
+
+    def flush(self) -> ReasoningAndAnswer:
+        held, self._held = self._held, ""
+        is_reasoning = self.state == "thinking"
+        return ReasoningAndAnswer(held.rstrip(), "") if is_reasoning else ReasoningAndAnswer("", held)
+
+    def _think(self) -> str:
+        if not self._has_thought:
+            self._held = self._held.lstrip()
+        thought, found, rest = self._held.partition(CLOSING)
+        self.num_characters = self._num_read - len(rest)
+        if found:
+            self.state, self._held = "between", rest
+            return thought.rstrip()
+        certain = len(self._held[: certain_length(self._held, [CLOSING])].rstrip())
+        thought, self._held = self._held[:certain], self._held[certain:]
+        self._has_thought = self._has_thought or bool(thought)
+        return thought
 
 
 @dataclass(frozen=True)
@@ -98,64 +163,57 @@ class ToolCallParser:
     def push(self, text: str) -> ContentAndCalls:
         """Add text and return what can be emitted. Text that may begin a call, and incomplete names, are buffered."""
         self.held += text
-        parsed = ContentAndCalls("", [])
-        while (added := getattr(self, f"_read_{self._state}")()) is not None:
-            parsed = ContentAndCalls(parsed.content + added.content, parsed.calls + added.calls)
-        return parsed
+        content, calls, before = "", list[CallPiece](), None
+        while before != (before := (self._state, self.held)):
+            match self._state:
+                case "start":
+                    content += self._read_start()
+                case "text":
+                    content, self.held = content + self.held, ""
+                case "name":
+                    calls += self._read_name()
+                case "arguments":
+                    calls += self._read_arguments()
+                case "between":
+                    _, found, rest = self.held.partition(self.form.beginning)
+                    self._state, self.held = ("name", rest) if found else ("between", self.held)
+        return ContentAndCalls(content, calls)
 
     def flush(self) -> str:
         """Return the buffered text at the end of the answer. Drop an incomplete call."""
         held, self.held = self.held, ""
         return held if self._state in ("start", "text") else ""
 
-    def _read_start(self) -> ContentAndCalls | None:
-        if self.form.trigger:
-            return self._read_after_text()
-        opening, begun = self.form.before + self.form.beginning, self.held.lstrip(SPACE)
-        if begun.startswith(opening):
-            self._state, self.held = "name", begun.removeprefix(opening)
-            return ContentAndCalls("", [])
-        if opening.startswith(begun):
-            return None
-        self._state = "text"
-        return ContentAndCalls("", [])
-
-    def _read_after_text(self) -> ContentAndCalls | None:
+    def _read_start(self) -> str:
+        """Return text that may precede a call."""
+        if not self.form.trigger:
+            opening, begun = self.form.before + self.form.beginning, self.held.lstrip(SPACE)
+            if begun.startswith(opening):
+                self._state, self.held = "name", begun.removeprefix(opening)
+            elif not opening.startswith(begun):
+                self._state = "text"
+            return ""
         content, found, rest = self.held.partition(self.form.beginning)
         if found:
             self._state, self.held = "name", rest
-            return ContentAndCalls(content, [])
-        certain = certain_length(self.held, [self.form.beginning])
-        content, self.held = self.held[:certain], self.held[certain:]
-        return ContentAndCalls(content, []) if content else None
+        else:
+            certain = certain_length(self.held, [self.form.beginning])
+            content, self.held = self.held[:certain], self.held[certain:]
+        return content
 
-    def _read_text(self) -> ContentAndCalls | None:
-        content, self.held = self.held, ""
-        return ContentAndCalls(content, []) if content else None
-
-    def _read_name(self) -> ContentAndCalls | None:
+    def _read_name(self) -> list[CallPiece]:
         name, found, rest = self.held.partition(self.form.middle)
         if not found:
-            return None
+            return []
         self._state, self.held, self.is_complete = "arguments", rest, False
         self._index += 1
-        return ContentAndCalls("", [CallPiece(self._index, name, id=self.form.new_id())])
+        return [CallPiece(self._index, name, id=self.form.new_id())]
 
-    def _read_arguments(self) -> ContentAndCalls | None:
-        if not self.held:
-            return None
+    def _read_arguments(self) -> list[CallPiece]:
         length = next((n for n, character in enumerate(self.held, start=1) if self._ends(character)), len(self.held))
         arguments, self.held = self.held[:length], self.held[length:]
-        if self.is_complete:
-            self._state = "between"
-        return ContentAndCalls("", [CallPiece(self._index, arguments=arguments)])
-
-    def _read_between(self) -> ContentAndCalls | None:
-        _, found, rest = self.held.partition(self.form.beginning)
-        if not found:
-            return None
-        self._state, self.held = "name", rest
-        return ContentAndCalls("", [])
+        self._state = "between" if self.is_complete else "arguments"
+        return [CallPiece(self._index, arguments=arguments)] if arguments else []
 
     def _ends(self, character: str) -> bool:
         """Return whether this character closes the arguments. Call it for each character: it counts open brackets."""

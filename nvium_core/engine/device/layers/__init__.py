@@ -1,1 +1,0 @@
-"""Runs Steps with PyTorch operators."""
