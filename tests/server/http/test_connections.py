@@ -115,6 +115,15 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_silent_else_idle_o
         assert server.gauge("nvium_evicted_connections_total") == 4
 
 
+async def test_silent_connections_beyond_the_limit_are_closed_and_the_others_live_on(byte_model):
+    with live_server(byte_model, max_connections=20) as server:
+        async with AsyncExitStack() as stack:
+            silent = [await stack.enter_async_context(connected(server.url)) for _ in range(25)]
+            assert (await silent[-1].ask(PROBE)).status == 200
+            assert [await is_closed(connection) for connection in silent[:5]] == [True] * 5
+            assert (await silent[5].ask(PROBE)).status == 200
+
+
 @pytest.mark.parametrize(("number", "max_tokens", "statuses"), [(20, 1, {200}), (20 + MAX_FRESH, 400, {200, 503})])
 async def test_a_burst_of_new_connections_resets_none_of_them(byte_model, number, max_tokens, statuses):
     """Idle ones make room for the first burst. In the second one, more come than may be at work."""
