@@ -77,7 +77,7 @@ def load_test(
     model: Annotated[str, Option(help="model name in the requests")] = "default",
     api_key: Annotated[str | None, Option(metavar="KEY", callback=header_value, help="sent as a bearer token")] = None,
     timeout: Annotated[
-        float, Option(min=LEAST, callback=finite, help="time without data after which a request fails, in seconds")
+        float, Option(metavar="SECONDS", min=LEAST, callback=finite, help="time without data until a request fails")
     ] = 300.0,
     concurrency: Annotated[
         Any, Option(metavar="N,N…", parser=several(1), help="closed loop: concurrent users [4]")
@@ -85,20 +85,20 @@ def load_test(
     rate: Annotated[
         Any, Option(metavar="R,R…", parser=several(LEAST), help="open loop: requests per second, Poisson")
     ] = None,
-    requests: Annotated[int, Option(min=1, help="requests per load")] = 32,
-    warm_up: Annotated[int, Option(min=0, help="warm-up requests before each load")] = 4,
-    max_tokens: Annotated[int, Option(min=1, help="tokens per answer")] = 64,
+    requests: Annotated[int, Option(metavar="N", min=1, help="requests per load")] = 32,
+    warm_up: Annotated[int, Option(metavar="N", min=0, help="warm-up requests before each load")] = 4,
+    max_tokens: Annotated[int, Option(metavar="N", min=1, help="tokens per answer")] = 64,
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="generate up to --max-tokens (an nvium and vLLM extension)")
     ] = False,
-    temperature: Annotated[float, Option(min=0, callback=finite)] = 1.0,
-    seed: Annotated[int, Option(min=0, help="for arrivals; request i samples with N + i")] = 0,
-    prompts: Annotated[Path | None, Option(help="file with one prompt per line")] = None,
-    json: Annotated[Path | None, Option(help="file to write the results to")] = None,
+    temperature: Annotated[float, Option(metavar="T", min=0, callback=finite)] = 1.0,
+    seed: Annotated[int, Option(metavar="N", min=0, help="for arrivals; request i samples with N + i")] = 0,
+    prompts: Annotated[Path | None, Option(metavar="FILE", help="one prompt per line")] = None,
+    json: Annotated[Path | None, Option(metavar="FILE", help="write the results to this file")] = None,
 ) -> int:
     """Measure a running OpenAI-compatible server over HTTP."""
     if rate and concurrency:
-        raise typer.BadParameter("not allowed with --concurrency", param_hint="--rate")
+        raise typer.BadParameter("not allowed with --concurrency", param_hint="'--rate'")
     if max(concurrency or [0]) > requests:
         raise WorkloadError(f"--concurrency {max(concurrency)} requires at least as many --requests")
     base = Workload(
@@ -153,7 +153,7 @@ async def measure(client: LoadClient, load: Workload, warm_up: int, watch: Watch
 def write(options: Mapping[str, Any], points: Sequence[Point]) -> None:
     """Write the JSON file, if any. Times are in seconds."""
     if options["json"]:
-        used = {name: value for name, value in options.items() if name not in ("api_key", "json")}
+        used = {name: value for name, value in sorted(options.items()) if name not in ("api_key", "json")}
         results = [
             {"concurrency": None if load.rate else load.concurrency, "rate": load.rate, "report": measured}
             for load, measured in points
@@ -163,7 +163,7 @@ def write(options: Mapping[str, Any], points: Sequence[Point]) -> None:
 
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command()(load_test)
+app.command(context_settings={"help_option_names": ["-h", "--help"]})(load_test)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

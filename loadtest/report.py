@@ -19,6 +19,7 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 
 def spread(values: Iterable[float]) -> dict[str, float] | None:
+    """Return mean, nearest-rank percentiles and maximum, in the unit of the values. None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None

@@ -182,7 +182,9 @@ class KeyGate(Check):
 
 @dataclass
 class RateLimit(HttpMiddleware):
-    """Answers 429 before the body is read. Refused requests and requests that cost nothing do not count.
+    """Limits each key's requests in any 60 seconds, and sends OpenAI's headers. Answers 429 before the body is read.
+
+    Without keys, all clients share a limit. Refused requests and requests that cost nothing do not count.
 
     Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """

@@ -161,8 +161,8 @@ class Connections:
                 watch = self._checked(connection, last, watch)
             self._watched[connection] = watch
             if watch.phase in (Phase.WORKING, Phase.UNREAD):
-                flow, num_ahead = connection.flow, len(connection.conn.trailing_data[0])
-                if flow.read_paused and num_ahead < MAX_BYTES_AHEAD:
+                flow = connection.flow
+                if flow.read_paused and len(connection.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
                     flow.resume_reading()  # behind pipelined requests, because only reading detects a disconnect
         self._bound_unread()
         if len(self._open) > self._max_connections:

@@ -166,7 +166,7 @@ class ToolCalls(Grammar):
         return {f"{name}.parameters.": schema for name, schema in self.functions.items()} | otherwise
 
     def _start(self) -> Iterator[str]:
-        """Yield the start rule, and the rules for the text and for the opening of a call. Each of these is a lexeme."""
+        """Yield the start rule, and the rules for the text and for the opening of a call, each a lexeme."""
         fmt = self.call_format
         more = f"({quoted(fmt.between + fmt.trigger)} call)*" if self.is_parallel else ""
         calls = f"first {more} {quoted(fmt.after)}"

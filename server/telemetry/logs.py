@@ -157,6 +157,7 @@ class LogSink:
         Bypass the stream's buffer, which would keep the lines that do not fit on a full disk. If the stream is None,
         because the process has no stderr, drop all lines.
         """
+        self._write_out = discard
         if stream is not None:
             try:
                 self._write_out = partial(write_all, os.dup(stream.fileno()))

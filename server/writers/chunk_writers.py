@@ -97,10 +97,10 @@ class CompletionWriter(ChunkWriter[CompletionRequest]):
         """Return the log-probabilities of the token and its alternatives by token name, in descending order."""
         by_id = dict(score.top[: self._request.logprobs])
         by_id.setdefault(token_id, score.logprob)
-        best: dict[str, float] = {}
+        names: dict[str, float] = {}
         for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
-            best.setdefault(self._service.vocabulary.name(candidate), max(logprob, MIN_LOGPROB))
-        return best
+            names.setdefault(self._service.vocabulary.name(candidate), max(logprob, MIN_LOGPROB))
+        return names
 
 
 def scores_of(delta: Delta) -> list[Score]:
@@ -224,7 +224,7 @@ def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
 def chat_logprobs(
     vocabulary: TokenBytes, tokens: Sequence[TokenEvent], num_alternatives: int
 ) -> Iterator[TokenLogprob]:
-    """Yield the log-probability of each token, with alternatives. A long list would pause all threads."""
+    """Yield log π_mix of each scored token, with alternatives: a long list would pause all threads."""
 
     def entry(token_id: int, logprob: float) -> TopLogprob:
         name, text = vocabulary.name(token_id), list(vocabulary[token_id])
