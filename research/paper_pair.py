@@ -192,7 +192,7 @@ def pack(runs: dict[str, TrainingRun], folder: Path) -> None:
 
 def packed(run: TrainingRun) -> dict[str, Any]:
     weights = {name: weight.to("cpu", torch.bfloat16) for name, weight in run.model.state_dict().items()}
-    return {"model": weights, "step": run.step, "beta": {**vars(run.beta)}}
+    return {"model": weights, "step": run.step, "beta": {"beta": run.beta.beta, "depth": run.beta.depth}}
 
 
 def unpack(runs: dict[str, TrainingRun], folder: Path) -> None:

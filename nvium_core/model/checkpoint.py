@@ -227,7 +227,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
-            names = file.keys()
+            names = file.offset_keys()  # as they are stored: the first one decides about `dtype="auto"`
             check_count(path, len(names))
             return {name: file.get_tensor(name) for name in names}
     except (OSError, MemoryError, RuntimeError, SafetensorError) as error:

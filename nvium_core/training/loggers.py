@@ -69,8 +69,9 @@ def complete_reports(log: Path) -> list[Report]:
     """Parse a log, without the incomplete line of a run that was killed. Return nothing if there is no log."""
     reports = list[Report]()
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
-        with suppress(ValueError):
-            reports.append(json.loads(line))
+        with suppress(ValueError, TypeError):
+            if "step" in (report := json.loads(line)):
+                reports.append(report)
     return reports
 
 

@@ -175,7 +175,8 @@ class TrainingLoop(ABC):
         self.step += 1
 
     def save(self) -> None:
-        own = {"recipe": self.description(), "step": self.step, "beta": asdict(self.beta), "seconds": self.seconds}
+        beta = {"beta": self.beta.beta, "depth": self.beta.depth}
+        own = {"recipe": self.description(), "step": self.step, "beta": beta, "seconds": self.seconds}
         write_state(self.checkpointed, self.optimizers, own, self.folder)
         self.saved = self.seconds
 

@@ -43,6 +43,12 @@ def test_a_saved_model_comes_back_bit_for_bit(is_tied, dtype, tmp_path):
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == is_tied
 
 
+def test_a_folder_of_several_precisions_is_loaded_in_that_of_the_first_stored_tensor(folder):
+    """safetensors stores the widest numbers first."""
+    edit_tensors(folder, lambda tensors: tensors.update({k: t.bfloat16() for k, t in tensors.items() if t.dim() > 1}))
+    assert Nvium.from_pretrained(folder, dtype="auto").dtype == torch.float32
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_served_model_equals_the_hugging_face_model(tied, tmp_path):
     theirs = random_llama(tie_word_embeddings=tied)

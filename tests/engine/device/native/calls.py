@@ -88,13 +88,14 @@ def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: flo
 
 
 def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
-    """Return keys, values and states of all rows, but after the last block only states of sequences whose prompts are
-    scored: a backend may leave out states that are not read."""
-    scores = [sequence.params.prompt_logprobs and sequence.choice == 0 for sequence in sequences]
-    rows = [Rows(sequence, range(sequence.filled[-1])) for sequence in sequences]
-    read = [run if scored else Rows(run.sequence, range(0)) for run, scored in zip(rows, scores, strict=True)]
-    own, read_own = cache.slots(rows), cache.slots(read)
-    return [cache.keys[:, own], cache.values[:, own], cache.states_NSD[:-1, own], cache.states_NSD[-1, read_own]]
+    """Return keys, values and states of all rows, but after the last block only states of fronts and of sequences whose
+    prompts are scored: a backend may leave out states that are not read."""
+    firsts = [0 if each.params.prompt_logprobs and each.choice == 0 else each.num_tokens - 1 for each in sequences]
+    own, read = (
+        cache.slots([Rows(each, range(first, each.filled[-1])) for each, first in zip(sequences, some, strict=True)])
+        for some in ([0] * len(sequences), firsts)
+    )
+    return [cache.keys[:, own], cache.values[:, own], cache.states_NSD[:-1, own], cache.states_NSD[-1, read]]
 
 
 def native_rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
