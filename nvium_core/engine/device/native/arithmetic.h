@@ -17,13 +17,14 @@
 namespace nvium {
 
 #if defined(__x86_64__)
-constexpr int kAvx512Vnni = 11, kAmxBf16 = 32 + 22, kAmxInt8 = 32 + 25;  // bits of CPUID's leaf 7: of ECX, then of EDX
+// Features as bits of CPUID's leaf 7: of ECX, of EDX, then of EAX of its second part.
+constexpr int kAvx512Vnni = 11, kAmxBf16 = 32 + 22, kAmxInt8 = 32 + 25, kAvx512Bf16 = 64 + 5;
 
 // Return true if the processor has this feature. Compiled by Zig, `__builtin_cpu_supports` is always false.
 inline bool has_feature(int bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  return (uint64_t{d} << 32 | c) >> bit & 1;
+  __get_cpuid_count(7, bit / 64, &a, &b, &c, &d);
+  return (bit < 32 ? c : bit < 64 ? d : a) >> bit % 32 & 1;
 }
 #endif
 
@@ -133,6 +134,42 @@ inline floats halves(const char* at) {
 
 inline floats load(const Half* from) { return halves(reinterpret_cast<const char*>(from)); }
 inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
+
+// Two numbers that are multiplied by two others at once. A vector of pairs is `ints`. Rounded floats become pairs in place.
+struct __attribute__((may_alias)) Pair {
+  BFloat16 first, second;
+};
+
+inline ints load(const Pair* from) { return bits_at<ints>(from); }
+
+// Return sums and the products of a number, or pair, and a vector.
+inline floats plus_products(floats sums, float x, floats y) { return sums + x * y; }
+inline doubles plus_products(doubles sums, double x, doubles y) { return sums + x * y; }
+
+// Load numbers of a and of b as pairs.
+inline ints pairs(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
+
+#if defined(__AVX512F__)
+inline const bool kHasPairs = has_feature(kAvx512Bf16);
+
+inline floats plus_products(floats sums, Pair x, ints y) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(ints{} + bits_as<int32_t>(x)), "v"(y));
+  return sums;
+}
+
+// Round x, whose length is padded to whole vectors. `out` may begin where x does.
+inline void round_to_bfloat16(const float* x, int64_t length, void* out) {
+  for (int64_t i = 0; i < length; i += lanes<float>) {
+    Narrow<uint16_t, float> rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(load(x + i)));
+    std::memcpy(static_cast<BFloat16*>(out) + i, &rounded, sizeof rounded);
+  }
+}
+#else
+constexpr bool kHasPairs = false;
+inline floats plus_products(floats sums, Pair, ints) { return sums; }
+inline void round_to_bfloat16(const float*, int64_t, void*) {}
+#endif
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }
 

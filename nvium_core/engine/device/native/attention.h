@@ -3,6 +3,9 @@
 // blocks of keys with a running maximum and sum (FlashAttention, arXiv 2205.14135). Blocks begin at fixed positions, so a
 // row's results depend neither on the other rows nor on the number of threads.
 //
+// Processors that multiply pairs of bfloat16 numbers (AVX-512 BF16) do so if the cache has such numbers: twice as fast.
+// Queries and e^(score - maximum) are rounded to bfloat16, too.
+//
 // Shapes: R rows, H query heads, M rows times the query heads of a task; others as in call.h.
 #pragma once
 
@@ -55,6 +58,8 @@ template <typename A, typename C> struct Attention {
   A* attended_;           // [R, H, P]
   const int64_t block_ = (kBlockKeys + cache_.page_size - 1) / cache_.page_size * cache_.page_size;  // keys of a block
   const int64_t stride_ = block_ + lanes<A>;  // numbers from one query's scores to the next's
+  static constexpr bool kMayPair = std::is_same_v<A, float> && std::is_same_v<C, BFloat16>;
+  const bool uses_pairs_ = kMayPair && kHasPairs && cache_.head_size % lanes<A> == 0;
 
   // Write a row's keys and values [G, P].
   void write(int64_t row, const A* own_keys, const A* own_values) const {
@@ -91,10 +96,16 @@ template <typename A, typename C> struct Attention {
     int64_t first_head, num_heads, num_queries;
   };
 
-  // A vector of keys, and the first key's number in the block.
-  struct KeyVector {
-    const C* keys;
+  // A vector of keys, as numbers or pairs, and the first key's number in the block.
+  template <typename K> struct KeyVector {
+    const K* keys;
     int64_t first;
+  };
+
+  // Queries [M, P / 2], and the numbers of a block's keys or values in pairs.
+  struct Paired {
+    std::vector<Pair> queries, numbers;
+    std::vector<KeyVector<Pair>> keys;
   };
 
   // A query's maximum so far, and the sum of e^(score - maximum).
@@ -124,22 +135,30 @@ template <typename A, typename C> struct Attention {
     static thread_local std::vector<A> scores;
     static thread_local std::vector<Softmax> sums;
     static thread_local std::vector<const C*> keys, values;
+    static thread_local Paired paired;
     scores.resize(task.num_queries * stride_);
     sums.assign(task.num_queries, Softmax{});
     for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(attended_ + at(task, m), size, A{0});
+    if (uses_pairs_) pair_queries(task, paired);
     const int64_t key_head = heads.begin * cache_.num_heads / num_heads_, most = num_keys(rows.end - 1);
     int64_t first = first_key(rows.begin) / block_ * block_;
     load_pages(cache_.keys, task, key_head, {first, most}, keys);
     for (; first < most; first += block_) {
       const int64_t count = std::min(block_, most - first);
       load_pages(cache_.values, task, key_head, {first, most}, values);
-      score(task, keys, count, scores.data());
+      score(task, keys, count, scores.data(), paired);
       for (int64_t m = 0; m < task.num_queries; ++m) {
         const int64_t row = rows.begin + m / num_heads;
-        exponentiate(row, {first, first + count}, &scores[m * stride_], sums[m], attended_ + at(task, m));
+        A* const own = &scores[m * stride_];
+        exponentiate(row, {first, first + count}, own, sums[m], attended_ + at(task, m));
+        if constexpr (kMayPair)
+          if (uses_pairs_) own[count] = 0, round_to_bfloat16(own, count + 1, own);
       }
       load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
-      add_values(task, values, count, scores.data());
+      if (uses_pairs_)
+        add_paired_values(task, values, count, scores.data(), paired);
+      else
+        add_values(task, values, cache_.page_size, count, scores.data());
     }
     for (int64_t m = 0; m < task.num_queries; ++m) multiply(attended_ + at(task, m), 1 / sums[m].sum);
   }
@@ -165,28 +184,40 @@ template <typename A, typename C> struct Attention {
 
   // Compute the scores [M, block]. A page's last vector may read and write numbers behind the page. They are overwritten
   // by the next page's, or never read.
-  void score(const Task& task, const std::vector<const C*>& pages, int64_t count, A* scores) const {
-    static thread_local std::vector<KeyVector> vectors;
+  void score(const Task& task, const std::vector<const C*>& pages, int64_t count, A* scores, Paired& paired) const {
+    static thread_local std::vector<KeyVector<C>> vectors;
     vectors.clear();
     for (int64_t first = 0; first < count; first += cache_.page_size)
       for (int64_t k = 0; k < std::min(cache_.page_size, count - first); k += lanes<A>)
         vectors.push_back({pages[first / cache_.page_size] + k, first + k});
+    const int64_t size = cache_.head_size;
+    if constexpr (kMayPair)
+      if (uses_pairs_)
+        return score(task, pair_keys(vectors, paired), lanes<A>, size / 2, scores,
+                     [&](int64_t m) { return &paired.queries[m * size / 2]; });
+    score(task, vectors, cache_.page_size, size, scores, [&](int64_t m) { return queries_ + at(task, m); });
+  }
+
+  // depth: numbers, or pairs, of a query. stride: from those of a key vector to the next.
+  template <typename K, typename Query>
+  void score(const Task& task, const std::vector<KeyVector<K>>& vectors, int64_t stride, int64_t depth, A* scores,
+             Query&& query) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       constexpr int R = num_rows;
-      const A* queries[R];
+      decltype(query(m)) queries[R];
       const A scale = scale_;
       A* rows[R];
-      for (int r = 0; r < R; ++r) queries[r] = queries_ + at(task, m + r), rows[r] = scores + (m + r) * stride_;
+      for (int r = 0; r < R; ++r) queries[r] = query(m + r), rows[r] = scores + (m + r) * stride_;
       tiles<kTileVectors>(vectors.size(), [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
-        const KeyVector* const own = &vectors[first];
+        const KeyVector<K>* const own = &vectors[first];
         Vector<A> sums[R][N];
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) sums[r][n] = Vector<A>{};
-        for (int64_t p = 0; p < cache_.head_size; ++p)
+        for (int64_t p = 0; p < depth; ++p)
           for (int n = 0; n < N; ++n) {
-            const Vector<A> key = load(own[n].keys + p * cache_.page_size);
-            for (int r = 0; r < R; ++r) sums[r][n] += queries[r][p] * key;
+            const auto key = load(own[n].keys + p * stride);
+            for (int r = 0; r < R; ++r) sums[r][n] = plus_products(sums[r][n], queries[r][p], key);
           }
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) store(scale * sums[r][n], rows[r] + own[n].first);
@@ -216,12 +247,14 @@ template <typename A, typename C> struct Attention {
     for (int64_t p = 0; p < cache_.head_size; ++p) head[p] *= factor;
   }
 
-  // Add the weighted values of `count` keys to what the queries have attended.
-  void add_values(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights) const {
+  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended.
+  template <typename V, typename W>
+  void add_values(const Task& task, const std::vector<const V*>& pages, int64_t page_size, int64_t count,
+                  const W* weights) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       const int64_t size = cache_.head_size, whole = size / lanes<A>;
       constexpr int R = num_rows;
-      const A* own = weights + m * stride_;
+      const W* own = weights + m * stride_;
       A* attended[R];
       for (int r = 0; r < R; ++r) attended[r] = attended_ + at(task, m + r);
       tiles<kTileVectors>(whole, [&](auto num_vectors, int64_t first) {
@@ -229,27 +262,69 @@ template <typename A, typename C> struct Attention {
         Vector<A> sums[R][N];
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) sums[r][n] = load(attended[r] + (first + n) * lanes<A>);
-        each_value(pages, count, [&](int64_t key, const C* value) {
+        each_value(pages, page_size, count, [&](int64_t key, const V* value) {
           for (int n = 0; n < N; ++n) {
-            const Vector<A> v = load(value + (first + n) * lanes<A>);
-            for (int r = 0; r < R; ++r) sums[r][n] += own[r * stride_ + key] * v;
+            const auto v = load(value + (first + n) * lanes<A>);
+            for (int r = 0; r < R; ++r) sums[r][n] = plus_products(sums[r][n], own[r * stride_ + key], v);
           }
         });
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) store(sums[r][n], attended[r] + (first + n) * lanes<A>);
       });
-      for (int64_t p = whole * lanes<A>; p < size; ++p)
-        each_value(pages, count, [&](int64_t key, const C* value) {
-          for (int r = 0; r < R; ++r) attended[r][p] += own[r * stride_ + key] * static_cast<A>(value[p]);
-        });
+      if constexpr (!std::is_same_v<V, Pair>)
+        for (int64_t p = whole * lanes<A>; p < size; ++p)
+          each_value(pages, page_size, count, [&](int64_t key, const V* value) {
+            for (int r = 0; r < R; ++r) attended[r][p] += own[r * stride_ + key] * static_cast<A>(value[p]);
+          });
     });
   }
 
-  template <typename Use> void each_value(const std::vector<const C*>& pages, int64_t count, Use&& use) const {
+  template <typename V, typename Use>
+  void each_value(const std::vector<const V*>& pages, int64_t page_size, int64_t count, Use&& use) const {
     for (int64_t key = 0; key < count;) {
-      const C* value = pages[key / cache_.page_size];
-      const int64_t end = std::min(key + cache_.page_size, count);
+      const V* value = pages[key / page_size];
+      const int64_t end = std::min(key + page_size, count);
       for (; key < end; ++key, value += cache_.head_size) use(key, value);
+    }
+  }
+
+  void pair_queries(const Task& task, Paired& out) const {
+    if constexpr (kMayPair) {
+      const int64_t pairs = cache_.head_size / 2;
+      out.queries.resize(task.num_queries * pairs);
+      for (int64_t m = 0; m < task.num_queries; ++m)
+        round_to_bfloat16(queries_ + at(task, m), cache_.head_size, &out.queries[m * pairs]);
+    }
+  }
+
+  const std::vector<KeyVector<Pair>>& pair_keys(const std::vector<KeyVector<C>>& vectors, Paired& out) const {
+    if constexpr (kMayPair) {
+      const int64_t pairs_each = cache_.head_size / 2 * lanes<A>;
+      out.numbers.resize(vectors.size() * pairs_each), out.keys.clear();
+      for (size_t v = 0; v < vectors.size(); ++v) {
+        Pair* to = &out.numbers[v * pairs_each];
+        out.keys.push_back({to, vectors[v].first});
+        const C* from = vectors[v].keys;
+        for (int64_t p = 0; p < cache_.head_size; p += 2, from += 2 * cache_.page_size, to += lanes<A>)
+          store(pairs(from, from + cache_.page_size), to);
+      }
+    }
+    return out.keys;
+  }
+
+  // Round the weights in their place. With an odd number of keys, the last has a weight of 0 beside it.
+  void add_paired_values(const Task& task, const std::vector<const C*>& pages, int64_t count, A* weights, Paired& out) const {
+    if constexpr (kMayPair) {
+      const int64_t size = cache_.head_size, num_pairs = (count + 1) / 2;
+      out.numbers.resize((block_ + 1) / 2 * size);
+      const C* before = nullptr;
+      each_value(pages, cache_.page_size, count, [&](int64_t key, const C* value) {
+        if (key % 2 || key == count - 1)
+          for (int64_t p = 0; p < size; p += lanes<A>)
+            store(pairs((key % 2 ? before : value) + p, value + p), &out.numbers[key / 2 * size + p]);
+        before = value;
+      });
+      add_values<Pair, Pair>(task, {out.numbers.data()}, num_pairs, num_pairs, reinterpret_cast<const Pair*>(weights));
     }
   }
 };

@@ -20,6 +20,10 @@ def test_halves_are_the_nearest_and_read_exactly(instructions):
     assert printed("halves.cpp", "c++", "-O2", *FLAGS[instructions]) == ""
 
 
+def test_attention_equals_sums_in_double(instructions):
+    assert printed("attention.cpp", "c++", "-O2", "-pthread", *FLAGS[instructions]) == ""
+
+
 @pytest.mark.skipif("avx512" not in processor.available(), reason="tiles are compiled for AVX-512 only")
 def test_emulated_tiles_multiply_like_sums_in_double():
     assert printed("tiles.cpp", "c++", "-O2", *FLAGS["avx512"]) == ""
@@ -33,7 +37,7 @@ def test_features_of_the_processor_are_those_that_linux_names(platform):
     compiler = library._command("avx512", PLATFORMS.get(platform))
     found = printed("features.cpp", *(option for option in compiler if option != "-shared"))
     flags = Path("/proc/cpuinfo").read_text().split()
-    assert found.split() == [name for name in ("avx512_vnni", "amx_bf16", "amx_int8") if name in flags]
+    assert found.split() == [name for name in ("avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if name in flags]
 
 
 def test_a_part_without_memory_fails_the_whole_loop_but_not_the_next():
