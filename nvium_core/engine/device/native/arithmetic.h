@@ -135,30 +135,30 @@ inline floats halves(const char* at) {
 inline floats load(const Half* from) { return halves(reinterpret_cast<const char*>(from)); }
 inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
 
-// Two numbers that are multiplied by two others at once. A vector of pairs is `ints`. Rounded floats become pairs in place.
-struct __attribute__((may_alias)) Pair {
+// Two numbers that are multiplied by two others at once. A vector of them is `ints`. Floats are rounded to pairs in place.
+struct __attribute__((may_alias)) BFloat16Pair {
   BFloat16 first, second;
 };
 
-inline ints load(const Pair* from) { return bits_at<ints>(from); }
+inline ints load(const BFloat16Pair* from) { return bits_at<ints>(from); }
 
-// Return sums and the products of a number, or pair, and a vector.
+// Return pairs of a number of a and one of b.
+inline ints paired(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
+
+// Return sums + x · y, of pairs both products.
 inline floats plus_products(floats sums, float x, floats y) { return sums + x * y; }
 inline doubles plus_products(doubles sums, double x, doubles y) { return sums + x * y; }
-
-// Load numbers of a and of b as pairs.
-inline ints pairs(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
 
 #if defined(__AVX512F__)
 inline const bool kHasPairs = has_feature(kAvx512Bf16);
 
-inline floats plus_products(floats sums, Pair x, ints y) {
+inline floats plus_products(floats sums, BFloat16Pair x, ints y) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(ints{} + bits_as<int32_t>(x)), "v"(y));
   return sums;
 }
 
 // Round x, whose length is padded to whole vectors. `out` may begin where x does.
-inline void round_to_bfloat16(const float* x, int64_t length, void* out) {
+inline void round_to_pairs(const float* x, int64_t length, void* out) {
   for (int64_t i = 0; i < length; i += lanes<float>) {
     Narrow<uint16_t, float> rounded;
     asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(load(x + i)));
@@ -167,8 +167,6 @@ inline void round_to_bfloat16(const float* x, int64_t length, void* out) {
 }
 #else
 constexpr bool kHasPairs = false;
-inline floats plus_products(floats sums, Pair, ints) { return sums; }
-inline void round_to_bfloat16(const float*, int64_t, void*) {}
 #endif
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }

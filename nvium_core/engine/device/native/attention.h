@@ -3,8 +3,8 @@
 // blocks of keys with a running maximum and sum (FlashAttention, arXiv 2205.14135). Blocks begin at fixed positions, so a
 // row's results depend neither on the other rows nor on the number of threads.
 //
-// Processors that multiply pairs of bfloat16 numbers (AVX-512 BF16) do so if the cache has such numbers: twice as fast.
-// Queries and e^(score - maximum) are rounded to bfloat16, too.
+// Processors that multiply pairs of bfloat16 numbers (AVX-512 BF16) do so if the cache has such numbers and a head is whole
+// vectors: twice as fast. Then queries and e^(score - maximum) are rounded to bfloat16 too, but not the sum of the latter.
 //
 // Shapes: R rows, H query heads, M rows times the query heads of a task; others as in call.h.
 #pragma once
@@ -57,8 +57,8 @@ template <typename A, typename C> struct Attention {
   const A* queries_;      // [R, H, P]
   A* attended_;           // [R, H, P]
   const int64_t block_ = (kBlockKeys + cache_.page_size - 1) / cache_.page_size * cache_.page_size;  // keys of a block
-  const int64_t stride_ = block_ + lanes<A>;  // numbers from one query's scores to the next's
-  static constexpr bool kMayPair = std::is_same_v<A, float> && std::is_same_v<C, BFloat16>;
+  const int64_t stride_ = block_ + lanes<A>;  // from one query's scores to the next's, with room for a last whole vector
+  static constexpr bool kMayPair = kVectorBytes == 64 && std::is_same_v<A, float> && std::is_same_v<C, BFloat16>;
   const bool uses_pairs_ = kMayPair && kHasPairs && cache_.head_size % lanes<A> == 0;
 
   // Write a row's keys and values [G, P].
@@ -102,10 +102,16 @@ template <typename A, typename C> struct Attention {
     int64_t first;
   };
 
-  // Queries [M, P / 2], and the numbers of a block's keys or values in pairs.
+  // Pairs of a query's numbers [M, P / 2], of a block's keys [vectors, P / 2, lanes], and of values of two keys each.
   struct Paired {
-    std::vector<Pair> queries, numbers;
-    std::vector<KeyVector<Pair>> keys;
+    std::vector<BFloat16Pair> queries, keys, values;
+    std::vector<KeyVector<BFloat16Pair>> vectors;
+    std::vector<const BFloat16Pair*> pages;
+
+    static BFloat16Pair* at_least(size_t count, std::vector<BFloat16Pair>& memory) {
+      if (memory.size() < count) memory.resize(count);
+      return memory.data();
+    }
   };
 
   // A query's maximum so far, and the sum of e^(score - maximum).
@@ -139,7 +145,8 @@ template <typename A, typename C> struct Attention {
     scores.resize(task.num_queries * stride_);
     sums.assign(task.num_queries, Softmax{});
     for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(attended_ + at(task, m), size, A{0});
-    if (uses_pairs_) pair_queries(task, paired);
+    if constexpr (kMayPair)
+      if (uses_pairs_) pair_queries(task, paired);
     const int64_t key_head = heads.begin * cache_.num_heads / num_heads_, most = num_keys(rows.end - 1);
     int64_t first = first_key(rows.begin) / block_ * block_;
     load_pages(cache_.keys, task, key_head, {first, most}, keys);
@@ -152,13 +159,15 @@ template <typename A, typename C> struct Attention {
         A* const own = &scores[m * stride_];
         exponentiate(row, {first, first + count}, own, sums[m], attended_ + at(task, m));
         if constexpr (kMayPair)
-          if (uses_pairs_) own[count] = 0, round_to_bfloat16(own, count + 1, own);
+          if (uses_pairs_) round_weights(own, count);
       }
       load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
-      if (uses_pairs_)
-        add_paired_values(task, values, count, scores.data(), paired);
-      else
-        add_values(task, values, cache_.page_size, count, scores.data());
+      if constexpr (kMayPair)
+        if (uses_pairs_) {
+          add_paired_values(task, values, count, scores.data(), paired);
+          continue;
+        }
+      add_values(task, values, cache_.page_size, count, scores.data());
     }
     for (int64_t m = 0; m < task.num_queries; ++m) multiply(attended_ + at(task, m), 1 / sums[m].sum);
   }
@@ -193,15 +202,15 @@ template <typename A, typename C> struct Attention {
     const int64_t size = cache_.head_size;
     if constexpr (kMayPair)
       if (uses_pairs_)
-        return score(task, pair_keys(vectors, paired), lanes<A>, size / 2, scores,
-                     [&](int64_t m) { return &paired.queries[m * size / 2]; });
-    score(task, vectors, cache_.page_size, size, scores, [&](int64_t m) { return queries_ + at(task, m); });
+        return multiply_keys(task, pair_keys(vectors, paired), lanes<A>, size / 2, scores,
+                             [&](int64_t m) -> const BFloat16Pair* { return &paired.queries[m * size / 2]; });
+    multiply_keys(task, vectors, cache_.page_size, size, scores, [&](int64_t m) { return queries_ + at(task, m); });
   }
 
   // depth: numbers, or pairs, of a query. stride: from those of a key vector to the next.
   template <typename K, typename Query>
-  void score(const Task& task, const std::vector<KeyVector<K>>& vectors, int64_t stride, int64_t depth, A* scores,
-             Query&& query) const {
+  void multiply_keys(const Task& task, const std::vector<KeyVector<K>>& vectors, int64_t stride, int64_t depth, A* scores,
+                     Query&& query) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       constexpr int R = num_rows;
       decltype(query(m)) queries[R];
@@ -247,7 +256,8 @@ template <typename A, typename C> struct Attention {
     for (int64_t p = 0; p < cache_.head_size; ++p) head[p] *= factor;
   }
 
-  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended.
+  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended. Pairs of
+  // weights are as large as weights, so they have the same stride.
   template <typename V, typename W>
   void add_values(const Task& task, const std::vector<const V*>& pages, int64_t page_size, int64_t count,
                   const W* weights) const {
@@ -271,7 +281,7 @@ template <typename A, typename C> struct Attention {
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) store(sums[r][n], attended[r] + (first + n) * lanes<A>);
       });
-      if constexpr (!std::is_same_v<V, Pair>)
+      if constexpr (!std::is_same_v<V, BFloat16Pair>)
         for (int64_t p = whole * lanes<A>; p < size; ++p)
           each_value(pages, page_size, count, [&](int64_t key, const V* value) {
             for (int r = 0; r < R; ++r) attended[r][p] += own[r * stride_ + key] * static_cast<A>(value[p]);
@@ -289,43 +299,45 @@ template <typename A, typename C> struct Attention {
   }
 
   void pair_queries(const Task& task, Paired& out) const {
-    if constexpr (kMayPair) {
-      const int64_t pairs = cache_.head_size / 2;
-      out.queries.resize(task.num_queries * pairs);
-      for (int64_t m = 0; m < task.num_queries; ++m)
-        round_to_bfloat16(queries_ + at(task, m), cache_.head_size, &out.queries[m * pairs]);
-    }
+    BFloat16Pair* to = Paired::at_least(task.num_queries * cache_.head_size / 2, out.queries);
+    for (int64_t m = 0; m < task.num_queries; ++m, to += cache_.head_size / 2)
+      round_to_pairs(queries_ + at(task, m), cache_.head_size, to);
   }
 
-  const std::vector<KeyVector<Pair>>& pair_keys(const std::vector<KeyVector<C>>& vectors, Paired& out) const {
-    if constexpr (kMayPair) {
-      const int64_t pairs_each = cache_.head_size / 2 * lanes<A>;
-      out.numbers.resize(vectors.size() * pairs_each), out.keys.clear();
-      for (size_t v = 0; v < vectors.size(); ++v) {
-        Pair* to = &out.numbers[v * pairs_each];
-        out.keys.push_back({to, vectors[v].first});
-        const C* from = vectors[v].keys;
-        for (int64_t p = 0; p < cache_.head_size; p += 2, from += 2 * cache_.page_size, to += lanes<A>)
-          store(pairs(from, from + cache_.page_size), to);
+  const std::vector<KeyVector<BFloat16Pair>>& pair_keys(const std::vector<KeyVector<C>>& vectors, Paired& out) const {
+    BFloat16Pair* to = Paired::at_least(vectors.size() * cache_.head_size / 2 * lanes<A>, out.keys);
+    out.vectors.clear();
+    for (const KeyVector<C>& vector : vectors) {
+      out.vectors.push_back({to, vector.first});
+      for (int64_t p = 0; p < cache_.head_size; p += 2, to += lanes<A>) {
+        const C* const from = vector.keys + p * cache_.page_size;
+        store(paired(from, from + cache_.page_size), to);
       }
     }
-    return out.keys;
+    return out.vectors;
   }
 
-  // Round the weights in their place. With an odd number of keys, the last has a weight of 0 beside it.
-  void add_paired_values(const Task& task, const std::vector<const C*>& pages, int64_t count, A* weights, Paired& out) const {
-    if constexpr (kMayPair) {
-      const int64_t size = cache_.head_size, num_pairs = (count + 1) / 2;
-      out.numbers.resize((block_ + 1) / 2 * size);
-      const C* before = nullptr;
-      each_value(pages, cache_.page_size, count, [&](int64_t key, const C* value) {
-        if (key % 2 || key == count - 1)
-          for (int64_t p = 0; p < size; p += lanes<A>)
-            store(pairs((key % 2 ? before : value) + p, value + p), &out.numbers[key / 2 * size + p]);
-        before = value;
-      });
-      add_values<Pair, Pair>(task, {out.numbers.data()}, num_pairs, num_pairs, reinterpret_cast<const Pair*>(weights));
-    }
+  // Round weights in their place. If their number is odd, a weight of 0 follows the last.
+  static void round_weights(A* weights, int64_t count) {
+    static_assert(sizeof(BFloat16Pair) == sizeof(A));
+    weights[count] = 0;
+    round_to_pairs(weights, count + 1, weights);
+  }
+
+  // The last value of an odd number is paired with itself.
+  void add_paired_values(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights,
+                         Paired& out) const {
+    const int64_t size = cache_.head_size, num_pairs = (count + 1) / 2;
+    BFloat16Pair* const to = Paired::at_least(num_pairs * size, out.values);
+    const C* before = nullptr;
+    each_value(pages, cache_.page_size, count, [&](int64_t key, const C* value) {
+      if (key % 2 || key == count - 1)
+        for (int64_t p = 0; p < size; p += lanes<A>)
+          store(paired((key % 2 ? before : value) + p, value + p), to + key / 2 * size + p);
+      before = value;
+    });
+    out.pages.assign(1, to);
+    add_values(task, out.pages, num_pairs, num_pairs, reinterpret_cast<const BFloat16Pair*>(weights));
   }
 };
 
