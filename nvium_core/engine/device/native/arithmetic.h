@@ -146,8 +146,7 @@ inline ints load(const BFloat16Pair* from) { return bits_at<ints>(from); }
 inline ints paired(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
 
 // Return sums + x · y, of pairs both products.
-inline floats plus_products(floats sums, float x, floats y) { return sums + x * y; }
-inline doubles plus_products(doubles sums, double x, doubles y) { return sums + x * y; }
+template <typename A, typename V> inline V plus_products(V sums, A x, V y) { return sums + x * y; }
 
 #if defined(__AVX512F__)
 inline const bool kHasPairs = has_feature(kAvx512Bf16);

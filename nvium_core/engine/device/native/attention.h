@@ -107,11 +107,6 @@ template <typename A, typename C> struct Attention {
     std::vector<BFloat16Pair> queries, keys, values;
     std::vector<KeyVector<BFloat16Pair>> vectors;
     std::vector<const BFloat16Pair*> pages;
-
-    static BFloat16Pair* at_least(size_t count, std::vector<BFloat16Pair>& memory) {
-      if (memory.size() < count) memory.resize(count);
-      return memory.data();
-    }
   };
 
   // A query's maximum so far, and the sum of e^(score - maximum).
@@ -164,7 +159,7 @@ template <typename A, typename C> struct Attention {
       load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
       if constexpr (kMayPair)
         if (uses_pairs_) {
-          add_paired_values(task, values, count, scores.data(), paired);
+          add_pairs(task, values, count, scores.data(), paired);
           continue;
         }
       add_values(task, values, cache_.page_size, count, scores.data());
@@ -256,8 +251,7 @@ template <typename A, typename C> struct Attention {
     for (int64_t p = 0; p < cache_.head_size; ++p) head[p] *= factor;
   }
 
-  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended. Pairs of
-  // weights are as large as weights, so they have the same stride.
+  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended.
   template <typename V, typename W>
   void add_values(const Task& task, const std::vector<const V*>& pages, int64_t page_size, int64_t count,
                   const W* weights) const {
@@ -299,14 +293,15 @@ template <typename A, typename C> struct Attention {
   }
 
   void pair_queries(const Task& task, Paired& out) const {
-    BFloat16Pair* to = Paired::at_least(task.num_queries * cache_.head_size / 2, out.queries);
+    out.queries.resize(task.num_queries * cache_.head_size / 2);
+    BFloat16Pair* to = out.queries.data();
     for (int64_t m = 0; m < task.num_queries; ++m, to += cache_.head_size / 2)
       round_to_pairs(queries_ + at(task, m), cache_.head_size, to);
   }
 
   const std::vector<KeyVector<BFloat16Pair>>& pair_keys(const std::vector<KeyVector<C>>& vectors, Paired& out) const {
-    BFloat16Pair* to = Paired::at_least(vectors.size() * cache_.head_size / 2 * lanes<A>, out.keys);
-    out.vectors.clear();
+    out.keys.resize(vectors.size() * cache_.head_size / 2 * lanes<A>), out.vectors.clear();
+    BFloat16Pair* to = out.keys.data();
     for (const KeyVector<C>& vector : vectors) {
       out.vectors.push_back({to, vector.first});
       for (int64_t p = 0; p < cache_.head_size; p += 2, to += lanes<A>) {
@@ -325,18 +320,16 @@ template <typename A, typename C> struct Attention {
   }
 
   // The last value of an odd number is paired with itself.
-  void add_paired_values(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights,
-                         Paired& out) const {
+  void add_pairs(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights, Paired& out) const {
     const int64_t size = cache_.head_size, num_pairs = (count + 1) / 2;
-    BFloat16Pair* const to = Paired::at_least(num_pairs * size, out.values);
+    out.values.resize(num_pairs * size), out.pages.assign(1, out.values.data());
     const C* before = nullptr;
     each_value(pages, cache_.page_size, count, [&](int64_t key, const C* value) {
       if (key % 2 || key == count - 1)
         for (int64_t p = 0; p < size; p += lanes<A>)
-          store(paired((key % 2 ? before : value) + p, value + p), to + key / 2 * size + p);
+          store(paired((key % 2 ? before : value) + p, value + p), &out.values[key / 2 * size + p]);
       before = value;
     });
-    out.pages.assign(1, to);
     add_values(task, out.pages, num_pairs, num_pairs, reinterpret_cast<const BFloat16Pair*>(weights));
   }
 };
