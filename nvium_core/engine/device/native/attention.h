@@ -29,7 +29,7 @@ struct Range {
   int64_t begin, end;
 };
 
-constexpr int64_t kGroupRows = 32;                   // maximum rows of a sequence that attend together
+constexpr int64_t kGroupRows = 64;                   // maximum rows of a sequence that attend together
 constexpr int64_t kBlockKeys = 256;                  // minimum keys of a block, which has whole pages
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // M to process at once, so that their sums fit in registers
 constexpr int kTileVectors = 4;                      // vectors to process at once
@@ -314,7 +314,6 @@ template <typename A, typename C> struct Attention {
 
   // Round weights in their place. If their number is odd, a weight of 0 follows the last.
   static void round_weights(A* weights, int64_t count) {
-    static_assert(sizeof(BFloat16Pair) == sizeof(A));
     weights[count] = 0;
     round_to_pairs(weights, count + 1, weights);
   }
