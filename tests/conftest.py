@@ -6,13 +6,15 @@ Hypothesis draws the same examples in each run, so that a commit passes or fails
 """
 
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from nvium_core import cli
+from nvium_core import LoadedModel, cli
+from tests.byte_model import NAME, load_byte_model, save_byte_model
 
 torch.set_num_threads(1)
 
@@ -46,6 +48,17 @@ class Nvium:
         printed = self(*arguments, exit_code=2)
         assert (printed.out, printed.err.count("\n")) == ("", 1)
         return printed.err
+
+
+@pytest.fixture(scope="session")
+def byte_model() -> LoadedModel:
+    """A model that is shared by all tests that do not change it."""
+    return load_byte_model()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_model(tmp_path_factory.mktemp("models") / NAME)
 
 
 @pytest.fixture

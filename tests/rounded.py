@@ -3,8 +3,6 @@
 Shapes: X any number of dimensions, D row length.
 """
 
-from typing import Any
-
 import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -25,10 +23,6 @@ def rounded(x_XD: Tensor) -> Tensor:
     return ((x_XGN.double() * factor_XG1).round() * (peak_XG1 / 32639)).to(x_XD.dtype).flatten(-2)
 
 
-def round_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(map(rounded, inputs))
-
-
 def round_to(model: NviumForCausalLM, kind: str) -> None:
     """Store the matrices of backbone and head in blocks, and let PyTorch's layers round their inputs like rounded.h.
     Matrices that the library cannot quantize are random."""
@@ -37,4 +31,4 @@ def round_to(model: NviumForCausalLM, kind: str) -> None:
         if is_whole and name.startswith(("model.layers.", "lm_head")):
             stored = torch.from_numpy(blocks(layer.weight.detach().float().numpy(), Kind[kind], 2e-5))
             layer.weight = nn.Parameter(StoredMatrix(stored, Kind[kind], layer.weight.dtype), requires_grad=False)
-            layer.register_forward_pre_hook(round_inputs)
+            layer.register_forward_pre_hook(lambda _, inputs: tuple(map(rounded, inputs)))

@@ -7,13 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.byte_model import save_byte_model
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_model(tmp_path_factory.mktemp("models") / "byte-model")
-
 
 def test_without_arguments_it_prints_the_help(nvium):
     assert "\nCommands:\n" in nvium().out

@@ -15,9 +15,9 @@ from nvium_core.bench.shapes import (
     twin_config,
 )
 from research.paper.iso import dense_model
+from tests.engine.driving import exit_probabilities
 from tests.model.test_backbones import random_model as random_backbone
 from tests.random_models import random_model
-from tests.random_models import random_model as disagreeing_model
 from tests.training.recipes.test_catalogue import PAPER_MILLIONS
 
 shares = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda shares: sum(shares) > 1e-3)
@@ -52,11 +52,9 @@ def test_a_looped_shape_has_an_exit_after_each_loop():
 
 @pytest.mark.parametrize("routing", [(0.5, 0.3, 0.2), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)])
 def test_linear_gates_are_forced_to_a_routing(routing):
-    model = disagreeing_model([1, 2, 3], num_loops=3, norms_loops=True, router="linear")
+    model = random_model([1, 2, 3], num_loops=3, norms_loops=True, router="linear")
     force_routing(model, routing)
-    with torch.inference_mode():
-        exit_probs = model(torch.arange(10)[None]).exit_probs
-    torch.testing.assert_close(exit_probs, torch.tensor(routing).double().expand(1, 10, 3), rtol=0, atol=1e-6)
+    assert exit_probabilities(model, range(10)) == [pytest.approx(routing, abs=1e-6)] * 10
     exits = Engine(model).generate([[1]], SamplingParams(max_tokens=20, seed=0, ignore_eos=True))[0].exits
     assert {*exits} <= {number for number, share in enumerate(routing, 1) if share}
 
@@ -64,12 +62,10 @@ def test_linear_gates_are_forced_to_a_routing(routing):
 @given(shares)
 @settings(max_examples=50)
 def test_forced_routing_is_the_shares_over_their_sum(routing):
-    model = disagreeing_model([1, 2, 3])
+    model = random_model([1, 2, 3])
     force_routing(model, routing)
-    with torch.inference_mode():
-        exit_probs = model(torch.arange(10)[None]).exit_probs
-    wanted = torch.tensor(routing, dtype=torch.float64) / sum(routing)
-    torch.testing.assert_close(exit_probs, wanted.expand(1, 10, 3), rtol=0, atol=1e-6)
+    wanted = [share / sum(routing) for share in routing]
+    assert exit_probabilities(model, range(10)) == [pytest.approx(wanted, abs=1e-6)] * 10
 
 
 @pytest.mark.parametrize(("shape", "num_exits"), [("24", 4), ("0x128", 4), ("24x100", 4), ("2x128", 3), ("2x128", 0)])

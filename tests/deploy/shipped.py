@@ -29,13 +29,9 @@ def leaving_seconds(environment: dict[str, str]) -> float:
     return sum(given) + 2 * STOP_SECONDS
 
 
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-
-
 def panel_queries(window: str = "1m") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the title of each panel with its targets, with Grafana's variables replaced."""
-    for panel in panels():
+    for panel in (panel for panel in DASHBOARD["panels"] if panel["type"] != "row"):
         for target in panel["targets"]:
             query = target["expr"].replace("$__rate_interval", window).replace("$instance", ".*")
             yield panel["title"], target | {"expr": query}

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import LoadedModel
 from nvium_core.evaluation import perplexity as module
 from nvium_core.evaluation.perplexity import (
     Predictions,
@@ -24,18 +23,13 @@ from tests.random_models import random_model
 TOKENS = st.lists(st.integers(0, 16), min_size=4, max_size=20)
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_byte_model()
-
-
-def test_a_short_document_is_scored_like_one_forward_pass(loaded):
+def test_a_short_document_is_scored_like_one_forward_pass(byte_model):
     text = "A fox, two hens."
-    end = loaded.tokenizer.eos_token_id
-    ids = torch.tensor([[end, *loaded.tokenizer.encode(text, add_special_tokens=False), end]])
+    end = byte_model.tokenizer.eos_token_id
+    ids = torch.tensor([[end, *byte_model.tokenizer.encode(text, add_special_tokens=False), end]])
     with torch.no_grad():
-        out = loaded.model(ids, labels=ids)
-    figures = evaluate(loaded.model, loaded.tokenizer, [text])
+        out = byte_model.model(ids, labels=ids)
+    figures = evaluate(byte_model.model, byte_model.tokenizer, [text])
     assert figures["num_tokens"] == ids.shape[1] - 1
     assert figures["perplexity"] == pytest.approx(float(out.mix_loss.exp()), rel=1e-5)
     assert figures["oracle_perplexity"] <= min(figures["exit_perplexities"]) * (1 + 1e-12)
@@ -82,10 +76,10 @@ def test_the_loss_of_the_mixture_is_bounded_in_float32_however_improbable_the_te
     assert_bounded(found)
 
 
-def test_tokens_and_loss_of_each_document_are_independent(loaded):
+def test_tokens_and_loss_of_each_document_are_independent(byte_model):
     documents = ["A fox, two hens.", "x" * 200, "Nobody."]
-    whole = evaluate(loaded.model, loaded.tokenizer, documents)
-    alone = [evaluate(loaded.model, loaded.tokenizer, [document]) for document in documents]
+    whole = evaluate(byte_model.model, byte_model.tokenizer, documents)
+    alone = [evaluate(byte_model.model, byte_model.tokenizer, [document]) for document in documents]
     assert whole["document_tokens"] == [each["num_tokens"] for each in alone]
     assert whole["document_losses"] == pytest.approx([each["document_losses"][0] for each in alone], abs=2e-4)
     assert sum(whole["document_losses"]) == pytest.approx(math.log(whole["perplexity"]) * whole["num_tokens"], abs=1e-3)

@@ -1,5 +1,5 @@
-"""Fixtures of the server's tests."""
+"""A fixture of the server's tests."""
 
-from tests.server.conftest import byte_model, model_folder, no_log_lines
+from tests.server.conftest import no_log_lines
 
-__all__ = ["byte_model", "model_folder", "no_log_lines"]
+__all__ = ["no_log_lines"]

@@ -109,11 +109,9 @@ class Load:
             await asyncio.sleep(chance.random() / 5)
             self.counts["left"] += 1
         else:
-            await self._compare(connection, chance.choice(self._known), stream=chance.random() < 0.5)
-
-    async def _compare(self, connection: RawConnection, known: Known, *, stream: bool) -> None:
-        answer = await connection.ask(known.data(stream=stream))
-        self.counts[judged(answer, self._expected[known])] += 1
+            known = chance.choice(self._known)
+            answer = await connection.ask(known.data(stream=chance.random() < 0.5))
+            self.counts[judged(answer, self._expected[known])] += 1
 
 
 def judged(answer: Answer, expected: Spoken) -> str:
@@ -137,17 +135,12 @@ async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]
     """Send the requests one at a time and return the tokens of each response."""
     answers: dict[Known, Spoken] = {}
     for each in known:
-        async with connected(url) as connection:
-            answer = await connection.ask(each.data(stream=False))
-            assert answer.status == 200, answer.body
-            answers[each] = answer.spoken()
+        answer = await asked(url, each.data(stream=False))
+        assert answer.status == 200, answer.body
+        answers[each] = answer.spoken()
     return answers
 
 
 async def all_right(url: str, expected: Mapping[Known, Spoken]) -> list[str]:
     """Send all known requests and return the outcomes."""
-    outcomes = []
-    for known, spoken in expected.items():
-        async with connected(url) as connection:
-            outcomes.append(judged(await connection.ask(known.data(stream=True)), spoken))
-    return outcomes
+    return [judged(await asked(url, known.data(stream=True)), spoken) for known, spoken in expected.items()]

@@ -91,7 +91,8 @@ class Suite:
             await asyncio.sleep(BEFORE_SECONDS)
             await kind.inject(server, chance)
             over = time.monotonic()
-            code = await ended(server) if kind.ends and not kind.may_live else await settled(server)
+            must_end = kind.ends and not kind.may_live
+            code = await (asyncio.to_thread(server.exit_code, END_SECONDS) if must_end else settled(server))
             await asyncio.sleep(AFTER_SECONDS)
             load.is_over = True
             await running
@@ -123,10 +124,6 @@ def is_as_promised(row: Row, kind: Kind) -> bool:
     """No response is wrong. None is lost unless a process is killed, and none is dropped unless a process ends."""
     ends = bool(kind.ends) or kind.may_lose
     return row.wrong == 0 and (row.lost == 0 or kind.may_lose) and (row.dropped == 0 or ends)
-
-
-async def ended(server: ServerProcess) -> int:
-    return await asyncio.to_thread(server.exit_code, END_SECONDS)
 
 
 async def settled(server: ServerProcess) -> int | None:

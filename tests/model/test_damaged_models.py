@@ -8,15 +8,16 @@ import torch
 
 from nvium_core import CheckpointError, Engine, EngineConfig, SamplingParams, load_model
 from nvium_core.model.nvium import Nvium
+from tests.byte_model import NAME, save_byte_model
 from tests.model.llama_folders import edit_tensors
-from tests.model.test_untrusted_folders import small_folder, write
+from tests.model.test_untrusted_folders import write
 
 HUGE = 10**12
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return small_folder(tmp_path / "bytes")
+    return save_byte_model(tmp_path / NAME)
 
 
 @pytest.mark.parametrize(

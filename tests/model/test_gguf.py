@@ -5,7 +5,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from nvium_core import CheckpointError, NviumConfig, NviumForCausalLM
@@ -92,19 +91,14 @@ def test_a_file_keeps_its_precision_and_quantized_ones_become_bfloat16(kind, dty
 LLAMA_3 = LLAMA_3_ROPE | {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
 
 
-def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
-    """Build a model with Llama 3's rope scaling, and the factors that its file stores."""
+def test_llama_3_factors_become_its_rope_scaling(tmp_path):
     stretched, plain = (
         random_model("llama", {"head_dim": 64, "num_hidden_layers": 1, "rope_parameters": rope})
         for rope in (LLAMA_3, {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]})
     )
-    return stretched, plain.model.rotary_emb.inv_freq / stretched.model.rotary_emb.inv_freq
-
-
-def test_llama_3_factors_become_its_rope_scaling(tmp_path):
-    model, factors = stretched_llama()
+    factors = plain.model.rotary_emb.inv_freq / stretched.model.rotary_emb.inv_freq
     assert factors.max() == pytest.approx(8) and factors.min() == 1
-    file = write_gguf(tmp_path / "model.gguf", model, rope_factors=factors)
+    file = write_gguf(tmp_path / "model.gguf", stretched, rope_factors=factors)
     assert read_config(open_gguf(file)).rope_parameters == pytest.approx(LLAMA_3)
 
 

@@ -22,10 +22,6 @@ def log_w(log_odds: list[float]) -> Tensor:
     return torch.stack([torch.nn.functional.logsigmoid(-odds_E), torch.nn.functional.logsigmoid(odds_E)], -1)
 
 
-def random_logits(num_exits: int, seed: int) -> Tensor:
-    return 3 * torch.randn(num_exits, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @given(ROUTERS)
 def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds):
     found = mixture.log_exit_probs(log_w(log_odds)).exp()
@@ -40,7 +36,7 @@ def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds):
 @given(ROUTERS, SEEDS)
 def test_the_mixture_is_a_normalised_weighted_sum(log_odds, seed):
     log_p_E = mixture.log_exit_probs(log_w(log_odds))
-    logits_EV = random_logits(len(log_p_E), seed)
+    logits_EV = 3 * torch.randn(len(log_p_E), 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = mixture.log_mixture(log_p_E, logits_EV).exp()
     torch.testing.assert_close(found, log_p_E.exp() @ logits_EV.softmax(-1), rtol=1e-9, atol=1e-12)
     assert found.sum().item() == pytest.approx(1, abs=1e-12)

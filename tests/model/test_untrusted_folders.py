@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nvium_core import CheckpointError, load_model
 from nvium_core.model.checkpoint import HUB_FILES
-from tests.byte_model import byte_tokenizer
-from tests.random_models import random_model
+from tests.byte_model import NAME, save_byte_model
 
 ROOT = Path(__file__).parents[2]
 CODE = "import pathlib\npathlib.Path({mark!r}).touch()\nclass Custom: pass\n"
@@ -38,15 +36,8 @@ def mark(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, mark: Path) -> Path:
     """A valid model folder that also has code."""
-    folder = small_folder(tmp_path / "bytes")
+    folder = save_byte_model(tmp_path / NAME)
     (folder / "custom.py").write_text(CODE.format(mark=str(mark)))
-    return folder
-
-
-def small_folder(folder: Path) -> Path:
-    random_model([1, 2], vocab_size=257, dtype=torch.float32).save_pretrained(folder)
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     return folder
 
 

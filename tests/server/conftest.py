@@ -1,8 +1,7 @@
-"""A model and a server that are shared by all tests that do not change them. Log lines are hidden."""
+"""A server that is shared by all tests that do not change them. Log lines are hidden."""
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
@@ -10,18 +9,7 @@ import structlog
 from nvium_core import LoadedModel
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.byte_model import NAME, load_byte_model, save_byte_model
 from tests.server.live_server import LiveServer, live_server
-
-
-@pytest.fixture(scope="session")
-def byte_model() -> LoadedModel:
-    return load_byte_model()
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_model(tmp_path_factory.mktemp("models") / NAME)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,10 +32,14 @@ class ServerProcess:
 
     @property
     def is_ready(self) -> bool:
+        return self.status("/readyz") == 200
+
+    def status(self, path: str) -> int:
+        """Return the status of a response, 0 if the server cannot be reached."""
         try:
-            return self.http.get("/readyz").status_code == 200
+            return self.http.get(path).status_code
         except httpx.TransportError:
-            return False
+            return 0
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -35,12 +35,6 @@ SHOWS_TOOLS = "{{ tools }}{{ messages[0].content }}"
 """A chat template that supports tools."""
 
 
-def turns_with(call: Json) -> list[Json]:
-    """Return a question, a call, and its result."""
-    called = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return [{"role": "user", "content": "hi"}, called, {"role": "tool", "content": "2", "tool_call_id": call["id"]}]
-
-
 def test_a_required_call_names_one_of_the_functions(server):
     schemas: Json = {"get_weather": PARAMETERS, "stop": {"const": {}}}
     names = set()
@@ -239,7 +233,9 @@ def test_a_special_token_may_precede_calls():
         assert joined(streamed_calls(chunks), "arguments") == WEATHER + "{}"
         with answering(server.app, in_tokens('[TOOL_CALLS][{"name": "other')):
             assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
-        history = turns_with(whole["message"]["tool_calls"][0])
+        call = whole["message"]["tool_calls"][0]
+        history: list[Json] = [{"role": "user", "content": "hi"}, whole["message"] | {"tool_calls": [call]}]
+        history += [{"role": "tool", "content": "2", "tool_call_id": call["id"]}]
         again = server.chat(messages=history, tools=TOOLS, max_tokens=1, return_token_ids=True)
         for seed in range(3):
             asked: Json = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}

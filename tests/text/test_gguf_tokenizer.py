@@ -171,9 +171,12 @@ def test_a_text_is_split_into_the_pieces_of_its_pre_tokenizer(names):
 @needs_llama_cpp
 @pytest.mark.parametrize("name", sorted(VOCABULARIES.keys() - OWN_PIECES.keys()))
 def test_tokens_equal_llama_cpps(name, tmp_path):
-    fields = VOCABULARIES[name]
-    tokenizer = gguf_tokenizer(fields.get)
-    with llama_cpp_vocabulary(write(tmp_path / "vocabulary.gguf", fields)) as theirs:
+    tokenizer = gguf_tokenizer(VOCABULARIES[name].get)
+    writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
+    writer.add_block_count(1)
+    add_fields(writer, VOCABULARIES[name])
+    close(writer)
+    with llama_cpp_vocabulary(tmp_path / "vocabulary.gguf") as theirs:
         for text in SAMPLES:
             assert tokenizer(text).input_ids == theirs(text), text
 
@@ -187,14 +190,6 @@ def test_tokens_of_long_texts_equal_llama_cpps_for_a_public_model():
         ours, expected = ([tokenize(text) for text in texts] for tokenize in (lambda t: tokenizer(t).input_ids, theirs))
     assert sum(map(len, ours)) > 20_000
     assert ours == expected
-
-
-def write(path: Path, fields: dict[str, Any]) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    add_fields(writer, fields)
-    close(writer)
-    return path
 
 
 @contextmanager

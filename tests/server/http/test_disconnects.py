@@ -68,16 +68,13 @@ async def during_a_pipelined_request(connection: RawConnection) -> None:
 WAYS: list[Way] = [by_closing, by_half, by_a_reset, during_a_pipelined_request]
 
 
-def long_request(random: Random) -> bytes:
-    n, stream = random.randrange(1, 4), random.random() < 0.5
-    return asking(random.choice(PATHS), max_tokens=4000, n=n, stream=stream)
-
-
 async def come_and_go(url: str, random: Random) -> None:
     await asyncio.sleep(random.random())
     with suppress(ConnectionError):
         async with connected(url) as connection:
-            await random.choice(MOMENTS)(connection, long_request(random), random)
+            n, stream = random.randrange(1, 4), random.random() < 0.5
+            data = asking(random.choice(PATHS), max_tokens=4000, n=n, stream=stream)
+            await random.choice(MOMENTS)(connection, data, random)
             await random.choice(WAYS)(connection)
 
 

@@ -90,10 +90,6 @@ async def numbers(count: int) -> AsyncIterator[list[bytes]]:
         yield [b"%d" % number]
 
 
-def numbered(count: int) -> list[bytes]:
-    return [b"data: %d\n\n" % number for number in range(count)]
-
-
 async def test_a_waiting_stream_sends_keep_alives():
     exchange = Exchange()
     await exchange.run(exchange.events_after(KEEP_ALIVE, b"1"))
@@ -120,7 +116,7 @@ async def test_the_keep_alive_interval_begins_with_the_last_event():
 
 async def test_events_that_arrive_while_others_are_sent_are_sent_together():
     exchange = await Exchange(keep_alive_seconds=60, take_seconds=0.1).run(numbers(9))
-    assert b"".join(exchange.sent) == b"".join(numbered(9))
+    assert b"".join(exchange.sent) == b"".join(b"data: %d\n\n" % number for number in range(9))
     assert len(exchange.sent) < 9
 
 

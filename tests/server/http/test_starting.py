@@ -56,23 +56,16 @@ cli.main()
 @pytest.mark.slow
 def test_sigterm_ends_a_server_while_it_loads(tmp_path):
     port = free_port()
-    server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, LOADS_FOREVER, tmp_path, str(port)])
+    process = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, LOADS_FOREVER, tmp_path, str(port)])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            wait_until(lambda: status(http, "/livez") == 200, seconds=60)
+            server = ServerProcess(process, http, tmp_path)
+            wait_until(lambda: server.status("/livez") == 200, seconds=60)
         server.terminate()
-        assert server.wait(timeout=30) == 0
+        assert server.exit_code(seconds=30) == 0
     finally:
-        server.kill()
-        server.wait()
-
-
-def status(http: httpx.Client, path: str) -> int:
-    """Return the status of a response, 0 if the server cannot be reached."""
-    try:
-        return http.get(path).status_code
-    except httpx.TransportError:
-        return 0
+        process.kill()
+        process.wait()
 
 
 def slow_to_load() -> None:
@@ -91,7 +84,7 @@ def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder, tmp
         statuses = set[int]()
 
         def is_ready() -> bool:
-            statuses.add(status(server.http, "/readyz"))
+            statuses.add(server.status("/readyz"))
             return 200 in statuses
 
         wait_until(is_ready, seconds=120)
@@ -147,18 +140,15 @@ LONG = 2_000
 """Tokens whose generation takes much longer than the 0.1 s within which the server handles a signal."""
 
 
-def some_request(random: Random) -> bytes:
-    max_tokens, n, stream = random.randrange(1, 80), random.randrange(1, 3), random.random() < 0.5
-    return asking(random.choice(PATHS), max_tokens=max_tokens, n=n, stream=stream, seed=None)
-
-
 async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answer]:
     """Send one request after another until the server refuses one or stops. Return the responses."""
     answers: list[Answer] = []
     while not answers or answers[-1].status == 200:
         try:
             async with connected(server.url) as connection:
-                await connection.send(some_request(random))
+                size = {"max_tokens": random.randrange(1, 80), "n": random.randrange(1, 3)}
+                stream = random.random() < 0.5
+                await connection.send(asking(random.choice(PATHS), **size, stream=stream, seed=None))
                 if not await connection.has_answer():
                     return answers
                 answers.append(await connection.answer())

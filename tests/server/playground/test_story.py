@@ -28,18 +28,15 @@ def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
-def texts_of(choice: dict[str, Any]) -> list[str]:
-    """Return the text of each token."""
-    return [choice["text"][start:end] for start, end in pairwise([*choice["nvium"]["text_offsets"], None])]
-
-
 def test_a_story_has_the_tokens_exits_and_figures_of_the_api(visit):
     visit.write(seed=11, length=120, temperature=0.9, top_p=0.95)
     asked = {"seed": 11, "max_tokens": 120, "temperature": 0.9, "top_p": 0.95, "nvium": {"text_offsets": True}}
     body = answer(visit.server, **asked)
     [choice] = body["choices"]
     shown = visit.all_tokens()
-    assert shown == list(zip(texts_of(choice), choice["nvium"]["exits"], strict=True))
+    places = pairwise([*choice["nvium"]["text_offsets"], None])
+    texts = [choice["text"][start:end] for start, end in places]
+    assert shown == list(zip(texts, choice["nvium"]["exits"], strict=True))
     assert visit.page.locator("#output").text_content() == choice["text"]
     assert visit.status() == f"The story {END[choice['finish_reason']]} after {len(shown)} tokens. Seed 11."
     assert len(set(choice["nvium"]["exits"])) == 4

@@ -1,4 +1,5 @@
 import json
+import re
 from itertools import chain
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from server.routes.responses import ResponseStore
 from tests.byte_model import NAME, token_ids
 from tests.server.live_server import LiveServer, live_server
-from tests.server.raw_client import Json, error_of
+from tests.server.raw_client import Json, error_of, events_of
 from tests.server.routes.test_openapi import check
 from tests.server.scripted_answers import answering
 from tests.server.writers.test_answers import rounded
@@ -26,13 +27,10 @@ def ask(server: LiveServer, **body: Any) -> Any:
 
 
 def events(server: LiveServer, **body: Any) -> list[Json]:
-    *lines, end = ask(server, stream=True, **body).text.split("\n\n")[:-1]
-    assert end == "data: [DONE]"
-    parsed = []
-    for line in lines:
-        kind, data = line.split("\n")
-        parsed.append(json.loads(data.removeprefix("data: ")))
-        assert kind == f"event: {parsed[-1]['type']}"
+    """Return the events of a streamed response. Check that each has the name of its type."""
+    text = ask(server, stream=True, **body).text
+    parsed = events_of(text)
+    assert re.findall(r"^event: (.*)\ndata: \{", text, re.MULTILINE) == [event["type"] for event in parsed]
     return parsed
 
 

@@ -13,7 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
+from nvium_core import Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
 from nvium_core.text.answer_parsers import JSON_LINES
 from nvium_core.text.gguf_tokenizer import gguf_tokenizer
 from server.errors import InvalidField
@@ -102,10 +102,6 @@ def is_date(value: object) -> bool:
     return bool(date.fromisoformat("2000" + value[4:])) if has_form else not isinstance(value, str)
 
 
-def compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("\x7f", "\\u007f")  # llguidance's form
-
-
 def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
     """Generate texts and their finish reasons. A bias towards closing brackets lets most texts end."""
     model, engine, constraints = loaded(name)
@@ -113,16 +109,12 @@ def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> 
     params = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
     constraint = constraints.compile("f", grammar).constraint
     for completion in engine.generate([[1]], SamplingParams(constraint=constraint, **params)):
-        yield text_of(completion, constraints), completion.finish_reason
+        without_end = completion.token_ids[:-1] if completion.token_ids[-1] == 0 else completion.token_ids
+        text = b"".join(map(constraints.vocabulary.__getitem__, without_end))
+        yield text.decode(errors="ignore"), completion.finish_reason  # the last character may be incomplete
 
 
 CLOSERS = {b'"', b"]", b"}", b",", b":", b'":', b'",', b'"}', b"]}"}
-
-
-def text_of(completion: Completion, constraints: Constraints) -> str:
-    """Decode the answer without an incomplete last character."""
-    without_end = completion.token_ids[:-1] if completion.token_ids[-1] == 0 else completion.token_ids
-    return b"".join(map(constraints.vocabulary.__getitem__, without_end)).decode(errors="ignore")
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -137,7 +129,8 @@ def test_generated_json_is_valid_under_its_schema(schema, sampling, temperature)
 @given(schemas, st.data())
 def test_compact_json_is_accepted_if_and_only_if_it_is_valid(schema, data):
     value = data.draw(instances(schema))
-    assert is_answer(JsonSchema(schema), compact(value)) == validator(closed(schema)).is_valid(value)
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("\x7f", "\\u007f")  # llguidance's form
+    assert is_answer(JsonSchema(schema), text) == validator(closed(schema)).is_valid(value)
 
 
 def instances(schema: dict[str, Any]) -> st.SearchStrategy[Any]:

@@ -22,11 +22,7 @@ SCHEMA: Json = {
     "additionalProperties": False,
 }
 
-ENDPOINTS = ["completions", "chat"]
-
-
-def ask(server: LiveServer, endpoint: str, **body: Any) -> Any:
-    return server.complete(**body) if endpoint == "completions" else server.chat(**body)
+each_endpoint = pytest.mark.parametrize("ask", [LiveServer.complete, LiveServer.chat])
 
 
 def text_of(choice: Json) -> str:
@@ -42,33 +38,33 @@ FORMS = [{"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json
 FORMS += [{"response_format": response_format(SCHEMA, strict=True, description="a thing")}]
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@each_endpoint
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("fields", FORMS)
-def test_an_answer_matches_its_schema(server, endpoint, seed, fields):
-    choices = ask(server, endpoint, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
+def test_an_answer_matches_its_schema(server, ask, seed, fields):
+    choices = ask(server, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
     for choice in choices:
         if choice["finish_reason"] == "stop":
             jsonschema.validate(json.loads(text_of(choice)), SCHEMA)
     assert "stop" in {choice["finish_reason"] for choice in choices}
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_json_object_generates_an_object(server, endpoint):
+@each_endpoint
+def test_json_object_generates_an_object(server, ask):
     bias = {str(ord("}") + 1): 8}
     for format_ in ({"type": "json_object"}, response_format()):
-        choice = ask(server, endpoint, max_tokens=200, logit_bias=bias, response_format=format_).json()["choices"][0]
+        choice = ask(server, max_tokens=200, logit_bias=bias, response_format=format_).json()["choices"][0]
         assert choice["finish_reason"] == "stop"
         assert isinstance(json.loads(text_of(choice)), dict)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server, endpoint):
+@each_endpoint
+def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server, ask):
     for seed in range(5):
         asked = {"max_tokens": 50, "seed": seed}
-        matched = ask(server, endpoint, structured_outputs={"regex": "[a-f]{3}(é|日本)"}, **asked).json()["choices"][0]
+        matched = ask(server, structured_outputs={"regex": "[a-f]{3}(é|日本)"}, **asked).json()["choices"][0]
         assert re.fullmatch("[a-f]{3}(é|日本)", text_of(matched))
-        chosen = ask(server, endpoint, structured_outputs={"choice": ["yes", "no", "nö"]}, **asked).json()["choices"][0]
+        chosen = ask(server, structured_outputs={"choice": ["yes", "no", "nö"]}, **asked).json()["choices"][0]
         assert text_of(chosen) in ("yes", "no", "nö")
         assert {matched["finish_reason"], chosen["finish_reason"]} == {"stop"}
 
@@ -100,14 +96,14 @@ def test_a_costly_grammar_is_answered_or_refused_while_others_are_served(server,
 COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, "n": 8, "logit_bias": {"0": -100}}
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_regex_that_is_too_costly_while_sampling_is_refused_with_one_warning(server, endpoint):
+@each_endpoint
+def test_a_regex_that_is_too_costly_while_sampling_is_refused_with_one_warning(server, ask):
     with log_lines() as log:
-        response = ask(server, endpoint, **COSTLY)
+        response = ask(server, **COSTLY)
         lines = partial(log.of, response.headers["x-request-id"])
         wait_until(lambda: "request" in [line["event"] for line in lines()])
     assert (response.status_code, response.json()["error"]["code"]) == (400, "too_costly")
     assert [line["level"] for line in lines()] == ["warning", "info"]
     assert all("exception" not in line for line in lines())
-    streamed = ask(server, endpoint, **COSTLY, stream=True)
+    streamed = ask(server, **COSTLY, stream=True)
     assert streamed.status_code == 400 or '"too_costly"' in streamed.text
