@@ -143,7 +143,7 @@ struct __attribute__((may_alias)) BFloat16Pair {
 inline ints load(const BFloat16Pair* from) { return bits_at<ints>(from); }
 
 // Return pairs of a number of a and one of b.
-inline ints paired(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
+inline ints pairs_of(const BFloat16* a, const BFloat16* b) { return widened(&a->bits) | widened(&b->bits) << 16; }
 
 // Return sums + x · y, of pairs both products.
 template <typename A, typename V> inline V plus_products(V sums, A x, V y) { return sums + x * y; }

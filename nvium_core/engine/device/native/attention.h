@@ -96,17 +96,15 @@ template <typename A, typename C> struct Attention {
     int64_t first_head, num_heads, num_queries;
   };
 
-  // A vector of keys, as numbers or pairs, and the first key's number in the block.
-  template <typename K> struct KeyVector {
-    const K* keys;
+  // A vector of keys, and the first key's number in the block.
+  struct KeyVector {
+    const C* keys;
     int64_t first;
   };
 
-  // Pairs of a query's numbers [M, P / 2], of a block's keys [vectors, P / 2, lanes], and of values of two keys each.
+  // Pairs of a query's numbers [M, P / 2], and of a block's: keys [vectors, P / 2, lanes], values [keys / 2, P].
   struct Paired {
     std::vector<BFloat16Pair> queries, keys, values;
-    std::vector<KeyVector<BFloat16Pair>> vectors;
-    std::vector<const BFloat16Pair*> pages;
   };
 
   // A query's maximum so far, and the sum of e^(score - maximum).
@@ -162,7 +160,7 @@ template <typename A, typename C> struct Attention {
           add_pairs(task, values, count, scores.data(), paired);
           continue;
         }
-      add_values(task, values, cache_.page_size, count, scores.data());
+      add_values(task, values, count, scores.data());
     }
     for (int64_t m = 0; m < task.num_queries; ++m) multiply(attended_ + at(task, m), 1 / sums[m].sum);
   }
@@ -186,26 +184,36 @@ template <typename A, typename C> struct Attention {
     for (; i < count; ++i) use(std::integral_constant<int, 1>{}, i);
   }
 
-  // Compute the scores [M, block]. A page's last vector may read and write numbers behind the page. They are overwritten
-  // by the next page's, or never read.
+  // Compute the scores [M, block]. A page's last vector may exceed it: what it writes there is overwritten or never read.
+  // Few queries read pairs of keys from the pages, many from a copy that is made once.
   void score(const Task& task, const std::vector<const C*>& pages, int64_t count, A* scores, Paired& paired) const {
-    static thread_local std::vector<KeyVector<C>> vectors;
+    static thread_local std::vector<KeyVector> vectors;
     vectors.clear();
     for (int64_t first = 0; first < count; first += cache_.page_size)
       for (int64_t k = 0; k < std::min(cache_.page_size, count - first); k += lanes<A>)
         vectors.push_back({pages[first / cache_.page_size] + k, first + k});
-    const int64_t size = cache_.head_size;
+    const int64_t size = cache_.head_size, stride = cache_.page_size, num_vectors = vectors.size();
     if constexpr (kMayPair)
-      if (uses_pairs_)
-        return multiply_keys(task, pair_keys(vectors, paired), lanes<A>, size / 2, scores,
-                             [&](int64_t m) -> const BFloat16Pair* { return &paired.queries[m * size / 2]; });
-    multiply_keys(task, vectors, cache_.page_size, size, scores, [&](int64_t m) { return queries_ + at(task, m); });
+      if (uses_pairs_) {
+        const auto query = [&](int64_t m) -> const BFloat16Pair* { return &paired.queries[m * size / 2]; };
+        const auto from_of = [&](int64_t v) { return vectors[v].keys; };
+        const auto pairs = [=](const C* from, int64_t p) { return pairs_of(from + 2 * p * stride, from + (2 * p + 1) * stride); };
+        if (task.num_queries <= kTileRows) return multiply_keys(task, vectors, size / 2, scores, query, from_of, pairs);
+        paired.keys.resize(num_vectors * size / 2 * lanes<A>);
+        const auto to_of = [&](int64_t v) { return &paired.keys[v * size / 2 * lanes<A>]; };
+        for (int64_t v = 0; v < num_vectors; ++v)
+          for (int64_t p = 0; p < size / 2; ++p) store(pairs(from_of(v), p), to_of(v) + p * lanes<A>);
+        return multiply_keys(task, vectors, size / 2, scores, query, to_of,
+                             [](const BFloat16Pair* from, int64_t p) { return load(from + p * lanes<A>); });
+      }
+    multiply_keys(task, vectors, size, scores, [&](int64_t m) { return queries_ + at(task, m); },
+                  [&](int64_t v) { return vectors[v].keys; }, [=](const C* from, int64_t p) { return load(from + p * stride); });
   }
 
-  // depth: numbers, or pairs, of a query. stride: from those of a key vector to the next.
-  template <typename K, typename Query>
-  void multiply_keys(const Task& task, const std::vector<KeyVector<K>>& vectors, int64_t stride, int64_t depth, A* scores,
-                     Query&& query) const {
+  // query(m): its numbers, or pairs. depth: their number. keys(from(v), p): those of the keys of vector v.
+  template <typename Query, typename From, typename Keys>
+  void multiply_keys(const Task& task, const std::vector<KeyVector>& vectors, int64_t depth, A* scores, Query&& query,
+                     From&& from, Keys&& keys) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       constexpr int R = num_rows;
       decltype(query(m)) queries[R];
@@ -214,23 +222,21 @@ template <typename A, typename C> struct Attention {
       for (int r = 0; r < R; ++r) queries[r] = query(m + r), rows[r] = scores + (m + r) * stride_;
       tiles<kTileVectors>(vectors.size(), [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
-        const KeyVector<K>* const own = &vectors[first];
-        Vector<A> sums[R][N];
-        for (int r = 0; r < R; ++r)
-          for (int n = 0; n < N; ++n) sums[r][n] = Vector<A>{};
+        decltype(from(0)) own[N];
+        for (int n = 0; n < N; ++n) own[n] = from(first + n);
+        Vector<A> sums[R][N]{};
         for (int64_t p = 0; p < depth; ++p)
           for (int n = 0; n < N; ++n) {
-            const auto key = load(own[n].keys + p * stride);
+            const auto key = keys(own[n], p);
             for (int r = 0; r < R; ++r) sums[r][n] = plus_products(sums[r][n], queries[r][p], key);
           }
         for (int r = 0; r < R; ++r)
-          for (int n = 0; n < N; ++n) store(scale * sums[r][n], rows[r] + own[n].first);
+          for (int n = 0; n < N; ++n) store(scale * sums[r][n], rows[r] + vectors[first + n].first);
       });
     });
   }
 
-  // Replace a row's scores of these keys by e^(score - maximum), 0 where it does not attend. If the maximum grows, scale
-  // what has been attended.
+  // Replace a row's scores of these keys by e^(score - maximum), or 0. If the maximum grows, scale what has been attended.
   void exponentiate(int64_t row, Range keys, A* scores, Softmax& sums, A* attended) const {
     const int64_t count = keys.end - keys.begin, begin = std::clamp(first_key(row) - keys.begin, int64_t{0}, count);
     const int64_t own = std::clamp(num_keys(row) - keys.begin, begin, count) - begin;
@@ -251,43 +257,46 @@ template <typename A, typename C> struct Attention {
     for (int64_t p = 0; p < cache_.head_size; ++p) head[p] *= factor;
   }
 
-  // Add the weighted values [page size, P] of `count` keys, or pairs of keys, to what the queries have attended.
-  template <typename V, typename W>
-  void add_values(const Task& task, const std::vector<const V*>& pages, int64_t page_size, int64_t count,
-                  const W* weights) const {
+  // Add the weighted values of `count` keys to what the queries have attended.
+  void add_values(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights) const {
+    add_vectors(task, weights, [&](auto&& use) {
+      each_value(pages, count, [&](int64_t key, const C* value) { use(key, [=](int64_t p) { return load(value + p); }); });
+    });
+    for (int64_t m = 0; m < task.num_queries; ++m)
+      for (int64_t p = cache_.head_size / lanes<A> * lanes<A>; p < cache_.head_size; ++p)
+        each_value(pages, count, [&](int64_t key, const C* value) {
+          attended_[at(task, m) + p] += weights[m * stride_ + key] * static_cast<A>(value[p]);
+        });
+  }
+
+  // Call each(use), which calls use(i, values) for keys, or pairs of keys, with the weight i. values(p): a vector from p on.
+  template <typename W, typename Each> void add_vectors(const Task& task, const W* weights, Each&& each) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
-      const int64_t size = cache_.head_size, whole = size / lanes<A>;
       constexpr int R = num_rows;
       const W* own = weights + m * stride_;
       A* attended[R];
       for (int r = 0; r < R; ++r) attended[r] = attended_ + at(task, m + r);
-      tiles<kTileVectors>(whole, [&](auto num_vectors, int64_t first) {
+      tiles<kTileVectors>(cache_.head_size / lanes<A>, [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
         Vector<A> sums[R][N];
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) sums[r][n] = load(attended[r] + (first + n) * lanes<A>);
-        each_value(pages, page_size, count, [&](int64_t key, const V* value) {
+        each([&](int64_t i, auto&& values) {
           for (int n = 0; n < N; ++n) {
-            const auto v = load(value + (first + n) * lanes<A>);
-            for (int r = 0; r < R; ++r) sums[r][n] = plus_products(sums[r][n], own[r * stride_ + key], v);
+            const auto v = values((first + n) * lanes<A>);
+            for (int r = 0; r < R; ++r) sums[r][n] = plus_products(sums[r][n], own[r * stride_ + i], v);
           }
         });
         for (int r = 0; r < R; ++r)
           for (int n = 0; n < N; ++n) store(sums[r][n], attended[r] + (first + n) * lanes<A>);
       });
-      if constexpr (!std::is_same_v<V, BFloat16Pair>)
-        for (int64_t p = whole * lanes<A>; p < size; ++p)
-          each_value(pages, page_size, count, [&](int64_t key, const V* value) {
-            for (int r = 0; r < R; ++r) attended[r][p] += own[r * stride_ + key] * static_cast<A>(value[p]);
-          });
     });
   }
 
-  template <typename V, typename Use>
-  void each_value(const std::vector<const V*>& pages, int64_t page_size, int64_t count, Use&& use) const {
+  template <typename Use> void each_value(const std::vector<const C*>& pages, int64_t count, Use&& use) const {
     for (int64_t key = 0; key < count;) {
-      const V* value = pages[key / page_size];
-      const int64_t end = std::min(key + page_size, count);
+      const C* value = pages[key / cache_.page_size];
+      const int64_t end = std::min(key + cache_.page_size, count);
       for (; key < end; ++key, value += cache_.head_size) use(key, value);
     }
   }
@@ -299,19 +308,6 @@ template <typename A, typename C> struct Attention {
       round_to_pairs(queries_ + at(task, m), cache_.head_size, to);
   }
 
-  const std::vector<KeyVector<BFloat16Pair>>& pair_keys(const std::vector<KeyVector<C>>& vectors, Paired& out) const {
-    out.keys.resize(vectors.size() * cache_.head_size / 2 * lanes<A>), out.vectors.clear();
-    BFloat16Pair* to = out.keys.data();
-    for (const KeyVector<C>& vector : vectors) {
-      out.vectors.push_back({to, vector.first});
-      for (int64_t p = 0; p < cache_.head_size; p += 2, to += lanes<A>) {
-        const C* const from = vector.keys + p * cache_.page_size;
-        store(paired(from, from + cache_.page_size), to);
-      }
-    }
-    return out.vectors;
-  }
-
   // Round weights in their place. If their number is odd, a weight of 0 follows the last.
   static void round_weights(A* weights, int64_t count) {
     weights[count] = 0;
@@ -320,16 +316,25 @@ template <typename A, typename C> struct Attention {
 
   // The last value of an odd number is paired with itself.
   void add_pairs(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights, Paired& out) const {
-    const int64_t size = cache_.head_size, num_pairs = (count + 1) / 2;
-    out.values.resize(num_pairs * size), out.pages.assign(1, out.values.data());
-    const C* before = nullptr;
-    each_value(pages, cache_.page_size, count, [&](int64_t key, const C* value) {
-      if (key % 2 || key == count - 1)
-        for (int64_t p = 0; p < size; p += lanes<A>)
-          store(paired((key % 2 ? before : value) + p, value + p), &out.values[key / 2 * size + p]);
-      before = value;
+    const int64_t size = cache_.head_size;
+    const auto* const pairs_of_weights = reinterpret_cast<const BFloat16Pair*>(weights);
+    const auto each_pair = [&](auto&& use) {
+      const C* before = nullptr;
+      each_value(pages, count, [&](int64_t key, const C* value) {
+        const C* const first = key % 2 ? before : value;
+        if (key % 2 || key == count - 1) use(key / 2, [=](int64_t p) { return pairs_of(first + p, value + p); });
+        before = value;
+      });
+    };
+    if (task.num_queries <= kTileRows) return add_vectors(task, pairs_of_weights, each_pair);
+    out.values.resize((count + 1) / 2 * size);
+    each_pair([&](int64_t i, auto&& values) {
+      for (int64_t p = 0; p < size; p += lanes<A>) store(values(p), &out.values[i * size + p]);
     });
-    add_values(task, out.pages, num_pairs, num_pairs, reinterpret_cast<const BFloat16Pair*>(weights));
+    add_vectors(task, pairs_of_weights, [&](auto&& use) {
+      const BFloat16Pair* from = out.values.data();
+      for (int64_t i = 0; i < (count + 1) / 2; ++i, from += size) use(i, [=](int64_t p) { return load(from + p); });
+    });
   }
 };
 

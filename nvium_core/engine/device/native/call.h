@@ -33,8 +33,7 @@ struct LayerCall {
   double scale, cap;
 };
 
-// The weights of norm, router and adapter are null if the exit has none. A linear gate is a router_head [2, D] alone, whose
-// first row is 0.
+// Weights of norm, router and adapter are null if an exit has none. A linear gate is a router_head [2, D] with a first row 0.
 template <typename A> struct Exit {
   const A* norm;
   Matrix fc1;

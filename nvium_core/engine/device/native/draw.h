@@ -116,9 +116,8 @@ inline size_t fewest_with(Candidates& found, double mass) {
   return begin;
 }
 
-// Truncate without sorting the vocabulary. Keep only the `top_k` heaviest weights (0 keeps all). Of these keep only the
-// heaviest that have `top_p` of their mass, but at least one. Set all other weights to zero. `total` is the sum of all
-// weights.
+// Truncate without sorting the vocabulary. Keep only the `top_k` heaviest weights (0: all), and of these only the heaviest
+// that have `top_p` of their mass, but at least one. Set all others to zero. `total` is the sum of all weights.
 inline void truncate(std::vector<double>& weights, double total, size_t top_k, double top_p) {
   static thread_local Candidates kept;
   if (top_k)

@@ -90,8 +90,7 @@ template <typename T> void adapt(const Model<T>& model, int64_t block, std::vect
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
 }
 
-// For the first `num_exits` exits, compute log p_k and log Π_{j≤k} (1 − w_j) [R, num_exits] and the outputs
-// [R, num_exits, D].
+// For the first E = `num_exits` exits, compute log p_k and log Π_{j≤k} (1 − w_j) [R, E] and the outputs [R, E, D].
 template <typename T>
 void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slots, int64_t num_rows, double* log_p,
                     double* log_remaining, Accumulator<T>* outputs) {

@@ -1,7 +1,6 @@
 // Formats of matrices: rows as a file stores them, blocks of a GGUF type or floats, and the numbers of packed matrices.
 //
-// The layouts of blocks are llama.cpp's (ggml/src/ggml-common.h and ggml-quants.c); the reference is the Python package
-// gguf.
+// The layouts of blocks are llama.cpp's (ggml-common.h and ggml-quants.c in ggml/src); the reference is the package gguf.
 #pragma once
 
 #include <cmath>

@@ -51,8 +51,7 @@ template <typename T> class StepRun {
     }
   }
 
-  // Run all blocks at once. A block has only rows that have passed the block before in an earlier pass, so the order of
-  // the blocks does not matter.
+  // Run all blocks at once, in any order: a block has only rows that have passed the block before in an earlier pass.
   void run_tied(Decisions<T>& decisions) {
     std::vector<Row> rows;
     for (const F& front : fronts_)
