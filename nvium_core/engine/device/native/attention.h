@@ -198,7 +198,7 @@ template <typename A, typename C> struct Attention {
         const auto query = [&](int64_t m) -> const BFloat16Pair* { return &paired.queries[m * size / 2]; };
         const auto from_of = [&](int64_t v) { return vectors[v].keys; };
         const auto pairs = [=](const C* from, int64_t p) { return pairs_of(from + 2 * p * stride, from + (2 * p + 1) * stride); };
-        if (task.num_queries <= kTileRows) return multiply_keys(task, vectors, size / 2, scores, query, from_of, pairs);
+        if (task.num_queries <= 2 * kTileRows) return multiply_keys(task, vectors, size / 2, scores, query, from_of, pairs);
         paired.keys.resize(num_vectors * size / 2 * lanes<A>);
         const auto to_of = [&](int64_t v) { return &paired.keys[v * size / 2 * lanes<A>]; };
         for (int64_t v = 0; v < num_vectors; ++v)
@@ -326,7 +326,7 @@ template <typename A, typename C> struct Attention {
         before = value;
       });
     };
-    if (task.num_queries <= kTileRows) return add_vectors(task, pairs_of_weights, each_pair);
+    if (task.num_queries <= 2 * kTileRows) return add_vectors(task, pairs_of_weights, each_pair);
     out.values.resize((count + 1) / 2 * size);
     each_pair([&](int64_t i, auto&& values) {
       for (int64_t p = 0; p < size; p += lanes<A>) store(values(p), &out.values[i * size + p]);
