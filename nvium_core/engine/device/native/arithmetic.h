@@ -188,9 +188,8 @@ inline floats exp(floats x) {
 #if defined(__AVX512F__)
   const floats power = x * 1.44269504f, rest = (floats)_mm512_maskz_reduce_ps(kAll, (__m512)power, 0);
 #else
-  const floats bound = x - x + 87.0f;
-  x = x < bound ? x : bound;
-  x = x > -bound ? x : -bound;
+  x = x > 87.0f ? floats{} + 87.0f : x;
+  x = x < -87.0f ? floats{} - 87.0f : x;
   const floats shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 · 2^23 rounds to an integer
   const floats rest = x * 1.44269504f - (shifted - 12582912.0f);
 #endif
@@ -200,9 +199,9 @@ inline floats exp(floats x) {
   sum = sum * rest + 6.9314718805e-1f;
   sum = sum * rest + 1.0f;
 #if defined(__AVX512F__)
-  return (floats)_mm512_maskz_scalef_ps(kAll, (__m512)sum, (__m512)(power - rest));
+  return (floats)_mm512_maskz_scalef_ps(kAll, (__m512)sum, (__m512)(power - rest));  // an integer: scalef rounds down
 #else
-  return bits_as<floats>(bits_as<ints>(sum) + (bits_as<ints>(shifted) << 23));
+  return sum * bits_as<floats>((bits_as<ints>(shifted) << 23) + 0x3F800000);
 #endif
 }
 

@@ -1,7 +1,7 @@
 // Causal attention over the paged cache. Keys and values are rounded once, when they are written; every row reads them
 // rounded, its own too. Query heads of one key head attend together, so a key is read once for all of them. A row reads
-// blocks of keys with a running maximum and sum (FlashAttention, arXiv 2205.14135). Blocks begin at fixed positions, so a
-// row's results depend neither on the other rows nor on the number of threads.
+// blocks of keys with a running maximum and sum (FlashAttention, arXiv 2205.14135). Blocks begin at fixed positions, so
+// if all values are finite, a row's results depend neither on the other rows nor on the number of threads.
 //
 // Processors that multiply pairs of bfloat16 numbers (AVX-512 BF16) do so if the cache has such numbers and a head is whole
 // vectors: twice as fast. Then queries and e^(score - maximum) are rounded to bfloat16 too, but not the sum of the latter.
@@ -33,6 +33,7 @@ constexpr int64_t kGroupRows = 64;                   // maximum rows of a sequen
 constexpr int64_t kBlockKeys = 256;                  // minimum keys of a block, which has whole pages
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // M to process at once, so that their sums fit in registers
 constexpr int kTileVectors = 4;                      // vectors to process at once
+constexpr int kFewQueries = 2 * kTileRows;           // maximum M for which pairs of a block are not copied to memory
 
 // Call use(C{}) with the type C of the cache's numbers.
 template <typename A, typename Use> void with_cached(const Cache& cache, Use&& use) {
@@ -184,8 +185,8 @@ template <typename A, typename C> struct Attention {
     for (; i < count; ++i) use(std::integral_constant<int, 1>{}, i);
   }
 
-  // Compute the scores [M, block]. A page's last vector may exceed it: what it writes there is overwritten or never read.
-  // Few queries read pairs of keys from the pages, many from a copy that is made once.
+  // Compute the scores [M, block]. A page's last vector may read numbers behind the page. The scores that it writes from
+  // them are overwritten by the next page's, or never read.
   void score(const Task& task, const std::vector<const C*>& pages, int64_t count, A* scores, Paired& paired) const {
     static thread_local std::vector<KeyVector> vectors;
     vectors.clear();
@@ -198,7 +199,7 @@ template <typename A, typename C> struct Attention {
         const auto query = [&](int64_t m) -> const BFloat16Pair* { return &paired.queries[m * size / 2]; };
         const auto from_of = [&](int64_t v) { return vectors[v].keys; };
         const auto pairs = [=](const C* from, int64_t p) { return pairs_of(from + 2 * p * stride, from + (2 * p + 1) * stride); };
-        if (task.num_queries <= 2 * kTileRows) return multiply_keys(task, vectors, size / 2, scores, query, from_of, pairs);
+        if (task.num_queries <= kFewQueries) return multiply_keys(task, vectors, size / 2, scores, query, from_of, pairs);
         paired.keys.resize(num_vectors * size / 2 * lanes<A>);
         const auto to_of = [&](int64_t v) { return &paired.keys[v * size / 2 * lanes<A>]; };
         for (int64_t v = 0; v < num_vectors; ++v)
@@ -210,7 +211,7 @@ template <typename A, typename C> struct Attention {
                   [&](int64_t v) { return vectors[v].keys; }, [=](const C* from, int64_t p) { return load(from + p * stride); });
   }
 
-  // query(m): its numbers, or pairs. depth: their number. keys(from(v), p): those of the keys of vector v.
+  // query(m): the numbers, or pairs, of query m. depth: how many. keys(from(v), p): number or pair p of the keys of vector v.
   template <typename Query, typename From, typename Keys>
   void multiply_keys(const Task& task, const std::vector<KeyVector>& vectors, int64_t depth, A* scores, Query&& query,
                      From&& from, Keys&& keys) const {
@@ -263,10 +264,11 @@ template <typename A, typename C> struct Attention {
       each_value(pages, count, [&](int64_t key, const C* value) { use(key, [=](int64_t p) { return load(value + p); }); });
     });
     for (int64_t m = 0; m < task.num_queries; ++m)
-      for (int64_t p = cache_.head_size / lanes<A> * lanes<A>; p < cache_.head_size; ++p)
-        each_value(pages, count, [&](int64_t key, const C* value) {
-          attended_[at(task, m) + p] += weights[m * stride_ + key] * static_cast<A>(value[p]);
-        });
+      for (int64_t p = cache_.head_size / lanes<A> * lanes<A>; p < cache_.head_size; ++p) {
+        A sum = attended_[at(task, m) + p];
+        each_value(pages, count, [&](int64_t key, const C* value) { sum += weights[m * stride_ + key] * static_cast<A>(value[p]); });
+        attended_[at(task, m) + p] = sum;
+      }
   }
 
   // Call each(use), which calls use(i, values) for keys, or pairs of keys, with the weight i. values(p): a vector from p on.
@@ -317,7 +319,7 @@ template <typename A, typename C> struct Attention {
   // The last value of an odd number is paired with itself.
   void add_pairs(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights, Paired& out) const {
     const int64_t size = cache_.head_size;
-    const auto* const pairs_of_weights = reinterpret_cast<const BFloat16Pair*>(weights);
+    const auto* const weight_pairs = reinterpret_cast<const BFloat16Pair*>(weights);
     const auto each_pair = [&](auto&& use) {
       const C* before = nullptr;
       each_value(pages, count, [&](int64_t key, const C* value) {
@@ -326,12 +328,12 @@ template <typename A, typename C> struct Attention {
         before = value;
       });
     };
-    if (task.num_queries <= 2 * kTileRows) return add_vectors(task, pairs_of_weights, each_pair);
+    if (task.num_queries <= kFewQueries) return add_vectors(task, weight_pairs, each_pair);
     out.values.resize((count + 1) / 2 * size);
     each_pair([&](int64_t i, auto&& values) {
       for (int64_t p = 0; p < size; p += lanes<A>) store(values(p), &out.values[i * size + p]);
     });
-    add_vectors(task, pairs_of_weights, [&](auto&& use) {
+    add_vectors(task, weight_pairs, [&](auto&& use) {
       const BFloat16Pair* from = out.values.data();
       for (int64_t i = 0; i < (count + 1) / 2; ++i, from += size) use(i, [=](int64_t p) { return load(from + p); });
     });

@@ -150,8 +150,7 @@ struct Emission {
   double log_p;
 };
 
-// `Run` in nvium_core/engine/schedule/step.py: rows filled[k] … stop - 1 of each block k. The front is the row of the last
-// token.
+// `Run` in nvium_core/engine/schedule/step.py: rows filled[k] … stop - 1 of each block k. The front is the last token's row.
 struct Run {
   int64_t seat, stop, num_tokens;
   int64_t limit;           // emit at most this many tokens

@@ -1,5 +1,4 @@
-// Random numbers, and tokens drawn with them, by the inverse CDF or by an exponential race. The reference is
-// nvium_core/engine/device/sampling.py.
+// Random numbers, and tokens drawn with them by the inverse CDF or an exponential race. Reference: engine/device/sampling.py.
 #pragma once
 
 #include <algorithm>

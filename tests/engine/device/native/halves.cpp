@@ -1,4 +1,4 @@
-// Converts all halves to floats and back, and floats between two halves. Computes e^x. Prints the first half and x that are
+// Computes e^x. Converts all halves to floats and back, and floats between two halves. Prints the first x or half that is
 // wrong.
 
 #include <cstdio>
@@ -46,7 +46,10 @@ bool has_power(float x) {
 int main() {
   for (float x = -87; x <= 87; x += 0x1p-9f)
     if (!has_power(x)) return std::printf("e^%f\n", x), 0;
-  if (!std::isnan(exp(floats{} + NAN)[0]) || exp(floats{} - INFINITY)[0] > 2e-38f) std::puts("e^x of no number");
+  for (const int32_t bits : {0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -1})
+    if (!std::isnan(exp(bits_as<floats>(ints{} + bits))[0])) std::puts("e^x is a number, x is none");
+  for (const float x : {88.8f, 1e30f, INFINITY})
+    if (!(exp(floats{} + x)[0] > 6e37f) || !(exp(floats{} - x)[0] < 2e-38f)) std::printf("e^±%f\n", x);
   for (int bits = 0; bits < 0x8000; ++bits)
     if (!is_right(bits)) return std::printf("%04x\n", bits), 0;
   if (rounded(1e30f) != 0x7C00 || rounded(1e-30f)) std::puts("out of range");
