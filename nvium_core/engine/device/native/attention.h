@@ -265,9 +265,10 @@ template <typename A, typename C> struct Attention {
     });
     for (int64_t m = 0; m < task.num_queries; ++m)
       for (int64_t p = cache_.head_size / lanes<A> * lanes<A>; p < cache_.head_size; ++p) {
-        A sum = attended_[at(task, m) + p];
-        each_value(pages, count, [&](int64_t key, const C* value) { sum += weights[m * stride_ + key] * static_cast<A>(value[p]); });
-        attended_[at(task, m) + p] = sum;
+        A* const sum = attended_ + at(task, m) + p;  // in memory, or compilers round some products before they add them
+        each_value(pages, count, [&](int64_t key, const C* value) {
+          *sum += weights[m * stride_ + key] * static_cast<A>(value[p]);
+        });
       }
   }
 

@@ -21,7 +21,7 @@ def test_halves_are_the_nearest_and_read_exactly(instructions):
 
 
 def test_attention_equals_sums_in_double(instructions):
-    assert printed("attention.cpp", "c++", "-O2", "-pthread", *FLAGS[instructions]) == ""
+    assert printed("attention.cpp", "c++", "-O3", "-pthread", *FLAGS[instructions]) == ""
 
 
 @pytest.mark.skipif("avx512" not in processor.available(), reason="tiles are compiled for AVX-512 only")
