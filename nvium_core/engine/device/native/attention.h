@@ -59,6 +59,7 @@ template <typename A, typename C> struct Attention {
   A* attended_;           // [R, H, P]
   const int64_t block_ = (kBlockKeys + cache_.page_size - 1) / cache_.page_size * cache_.page_size;  // keys of a block
   const int64_t stride_ = block_ + lanes<A>;  // from one query's scores to the next's, with room for a last whole vector
+  const int64_t width_ = (cache_.head_size + lanes<A> - 1) / lanes<A> * lanes<A>;  // numbers of a head, up to whole vectors
   static constexpr bool kMayPair = kVectorBytes == 64 && std::is_same_v<A, float> && std::is_same_v<C, BFloat16>;
   const bool uses_pairs_ = kMayPair && kHasPairs && cache_.head_size % lanes<A> == 0;
 
@@ -130,15 +131,15 @@ template <typename A, typename C> struct Attention {
   }
 
   void attend(Range rows, Range heads) const {
-    const int64_t num_heads = heads.end - heads.begin, size = cache_.head_size;
+    const int64_t num_heads = heads.end - heads.begin;
     const Task task{rows, heads.begin, num_heads, (rows.end - rows.begin) * num_heads};
-    static thread_local std::vector<A> scores;
+    static thread_local std::vector<A> scores, attended;
     static thread_local std::vector<Softmax> sums;
     static thread_local std::vector<const C*> keys, values;
     static thread_local Paired paired;
     scores.resize(task.num_queries * stride_);
     sums.assign(task.num_queries, Softmax{});
-    for (int64_t m = 0; m < task.num_queries; ++m) std::fill_n(attended_ + at(task, m), size, A{0});
+    attended.assign(task.num_queries * width_, A{0});
     if constexpr (kMayPair)
       if (uses_pairs_) pair_queries(task, paired);
     const int64_t key_head = heads.begin * cache_.num_heads / num_heads_, most = num_keys(rows.end - 1);
@@ -151,19 +152,24 @@ template <typename A, typename C> struct Attention {
       for (int64_t m = 0; m < task.num_queries; ++m) {
         const int64_t row = rows.begin + m / num_heads;
         A* const own = &scores[m * stride_];
-        exponentiate(row, {first, first + count}, own, sums[m], attended_ + at(task, m));
+        exponentiate(row, {first, first + count}, own, sums[m], &attended[m * width_]);
         if constexpr (kMayPair)
           if (uses_pairs_) round_weights(own, count);
       }
       load_pages(cache_.keys, task, key_head, {first + block_, most}, keys);
       if constexpr (kMayPair)
         if (uses_pairs_) {
-          add_pairs(task, values, count, scores.data(), paired);
+          add_pairs(task, values, count, scores.data(), attended.data(), paired);
           continue;
         }
-      add_values(task, values, count, scores.data());
+      add_vectors(task, scores.data(), attended.data(), [&](auto&& use) {
+        each_value(values, count, [&](int64_t key, const C* value) { use(key, [=](int64_t p) { return load(value + p); }); });
+      });
     }
-    for (int64_t m = 0; m < task.num_queries; ++m) multiply(attended_ + at(task, m), 1 / sums[m].sum);
+    for (int64_t m = 0; m < task.num_queries; ++m) {
+      multiply(&attended[m * width_], 1 / sums[m].sum);
+      std::copy_n(&attended[m * width_], cache_.head_size, attended_ + at(task, m));
+    }
   }
 
   // List the pages of the block that begins with these keys. Unless there is only one block, load a line of each page in
@@ -255,35 +261,22 @@ template <typename A, typename C> struct Attention {
   }
 
   void multiply(A* head, A factor) const {
-    for (int64_t p = 0; p < cache_.head_size; ++p) head[p] *= factor;
+    for (int64_t p = 0; p < width_; ++p) head[p] *= factor;
   }
 
-  // Add the weighted values of `count` keys to what the queries have attended.
-  void add_values(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights) const {
-    add_vectors(task, weights, [&](auto&& use) {
-      each_value(pages, count, [&](int64_t key, const C* value) { use(key, [=](int64_t p) { return load(value + p); }); });
-    });
-    for (int64_t m = 0; m < task.num_queries; ++m)
-      for (int64_t p = cache_.head_size / lanes<A> * lanes<A>; p < cache_.head_size; ++p) {
-        A* const sum = attended_ + at(task, m) + p;  // in memory, or compilers round some products before they add them
-        each_value(pages, count, [&](int64_t key, const C* value) {
-          *sum += weights[m * stride_ + key] * static_cast<A>(value[p]);
-        });
-      }
-  }
-
-  // Call each(use), which calls use(i, values) for keys, or pairs of keys, with the weight i. values(p): a vector from p on.
-  template <typename W, typename Each> void add_vectors(const Task& task, const W* weights, Each&& each) const {
+  // Add weighted values to `attended` [M, width_]. each(use) calls use(i, values) for keys, or pairs of keys, with the weight
+  // i. values(p): a vector from p on. The last may read numbers behind the head; what is summed from them is never read.
+  template <typename W, typename Each>
+  void add_vectors(const Task& task, const W* weights, A* attended, Each&& each) const {
     tiles<kTileRows>(task.num_queries, [&](auto num_rows, int64_t m) {
       constexpr int R = num_rows;
       const W* own = weights + m * stride_;
-      A* attended[R];
-      for (int r = 0; r < R; ++r) attended[r] = attended_ + at(task, m + r);
-      tiles<kTileVectors>(cache_.head_size / lanes<A>, [&](auto num_vectors, int64_t first) {
+      A* const to = attended + m * width_;
+      tiles<kTileVectors>(width_ / lanes<A>, [&](auto num_vectors, int64_t first) {
         constexpr int N = num_vectors;
         Vector<A> sums[R][N];
         for (int r = 0; r < R; ++r)
-          for (int n = 0; n < N; ++n) sums[r][n] = load(attended[r] + (first + n) * lanes<A>);
+          for (int n = 0; n < N; ++n) sums[r][n] = load(to + r * width_ + (first + n) * lanes<A>);
         each([&](int64_t i, auto&& values) {
           for (int n = 0; n < N; ++n) {
             const auto v = values((first + n) * lanes<A>);
@@ -291,7 +284,7 @@ template <typename A, typename C> struct Attention {
           }
         });
         for (int r = 0; r < R; ++r)
-          for (int n = 0; n < N; ++n) store(sums[r][n], attended[r] + (first + n) * lanes<A>);
+          for (int n = 0; n < N; ++n) store(sums[r][n], to + r * width_ + (first + n) * lanes<A>);
       });
     });
   }
@@ -318,7 +311,8 @@ template <typename A, typename C> struct Attention {
   }
 
   // The last value of an odd number is paired with itself.
-  void add_pairs(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights, Paired& out) const {
+  void add_pairs(const Task& task, const std::vector<const C*>& pages, int64_t count, const A* weights, A* attended,
+                 Paired& out) const {
     const int64_t size = cache_.head_size;
     const auto* const weight_pairs = reinterpret_cast<const BFloat16Pair*>(weights);
     const auto each_pair = [&](auto&& use) {
@@ -329,12 +323,12 @@ template <typename A, typename C> struct Attention {
         before = value;
       });
     };
-    if (task.num_queries <= kFewQueries) return add_vectors(task, weight_pairs, each_pair);
+    if (task.num_queries <= kFewQueries) return add_vectors(task, weight_pairs, attended, each_pair);
     out.values.resize((count + 1) / 2 * size);
     each_pair([&](int64_t i, auto&& values) {
       for (int64_t p = 0; p < size; p += lanes<A>) store(values(p), &out.values[i * size + p]);
     });
-    add_vectors(task, weight_pairs, [&](auto&& use) {
+    add_vectors(task, weight_pairs, attended, [&](auto&& use) {
       const BFloat16Pair* from = out.values.data();
       for (int64_t i = 0; i < (count + 1) / 2; ++i, from += size) use(i, [=](int64_t p) { return load(from + p); });
     });
