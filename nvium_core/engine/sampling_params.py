@@ -118,7 +118,7 @@ class SamplingParams:
     - `top_k`, `top_p`, `min_p`: disabled by 0, 1 and 0 respectively. `min_p` is relative to the most probable token.
     - `presence_penalty`: subtracted from the logits of generated tokens. `frequency_penalty`: once per occurrence.
     - `repetition_penalty`: divides positive and multiplies negative logits of generated and prompt tokens.
-    - `min_tokens`: number of tokens before a stop token may be generated. A constraint may end the sequence earlier.
+    - `min_tokens`: number of tokens before a stop token may be generated. Not with `constraint`.
     - `stop_token_ids`: tokens that end the sequence, besides end-of-text. `ignore_eos` disables end-of-text.
     - `constraint`: restricts the next token, and ends the sequence if no token may follow.
     - `seed`: None chooses a random seed. `choice`: index of the first choice. Each choice has its own random numbers.
@@ -196,6 +196,7 @@ class SamplingParams:
         require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
         message = f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
         require(self.min_tokens <= self.max_tokens, "min_tokens", message)
+        require(self.min_tokens == 0 or self.constraint is None, "min_tokens", "must be 0 with a constraint")
 
     def _check_distribution(self) -> None:
         for name, lowest, highest in RANGES:

@@ -3,7 +3,8 @@
 // blocks if these call the same layers.
 //
 // Weights are read once for all rows. Activations inside the block are float32 or better; rounded.h rounds them for
-// quantized matrices. A row's results do not depend on the other rows or on the number of threads.
+// quantized matrices. Without AMX tiles, a row's results do not depend on the other rows or on the number of
+// threads.
 //
 // Shapes: R rows, H query heads; others as in call.h.
 #pragma once

@@ -108,10 +108,10 @@ struct Seat {
   int64_t only_token(int64_t vocab_size) const {
     int64_t only = kNoToken;
     for (int64_t byte = 0; mask && byte < std::min(mask_bytes, (vocab_size + 7) / 8); ++byte) {
-      if (!mask[byte]) continue;
-      const int64_t token = 8 * byte + std::countr_zero(mask[byte]);
-      if (only != kNoToken || mask[byte] & (mask[byte] - 1)) return kNoToken;
-      only = token < vocab_size ? token : kNoToken;
+      const uint8_t allowed = mask[byte] & ((1 << std::min(vocab_size - 8 * byte, int64_t{8})) - 1);
+      if (!allowed) continue;
+      if (only != kNoToken || allowed & (allowed - 1)) return kNoToken;
+      only = 8 * byte + std::countr_zero(allowed);
     }
     return only;
   }

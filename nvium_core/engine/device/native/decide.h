@@ -108,22 +108,26 @@ template <typename T> class Decisions {
     std::vector<F*> ready;
     std::vector<int64_t> offsets;
     std::vector<A> outputs;
+    const auto decide_ready = [&] {
+      const int64_t vocab = model_.vocab_size, num_rows = outputs.size() / width_;
+      static thread_local std::vector<A> out;
+      out.resize(num_rows * vocab);
+      A* const logits = out.data();
+      if (num_rows) head_logits(model_, outputs, logits);
+      ThreadPool::shared().run(model_.num_threads, ready.size(), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
+      });
+      ready.clear(), offsets.clear(), outputs.clear();
+    };
     for (F& front : fronts) {
       if (!can_emit(front)) continue;
+      if (outputs.size() + front.outputs.size() > static_cast<size_t>(kHeadRows * width_)) decide_ready();
       ready.push_back(&front);
       offsets.push_back(outputs.size() / width_);
       if (front.only == kNoToken) outputs.insert(outputs.end(), front.outputs.begin(), front.outputs.end());
     }
     if (ready.empty()) return;
-    const int64_t vocab = model_.vocab_size, num_rows = outputs.size() / width_;
-    const int num_threads = model_.num_threads;
-    static thread_local std::vector<A> out;
-    out.resize(num_rows * vocab);
-    A* const logits = out.data();
-    if (num_rows) head_logits(model_, outputs, logits);
-    ThreadPool::shared().run(num_threads, ready.size(), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
-    });
+    decide_ready();
     call_.head_seconds += clock.lap();
   }
 

@@ -108,7 +108,7 @@ void evaluate_exits(const Model<T>& model, int64_t num_exits, const int64_t* slo
   }
 }
 
-constexpr int64_t kHeadRows = 32;  // maximum outputs that the head multiplies at once
+constexpr int64_t kHeadRows = 64;  // maximum outputs that the head multiplies at once
 
 constexpr int64_t kNotEmitted = -1, kEveryExit = -1;
 
@@ -141,7 +141,7 @@ template <typename A> struct Mixture {
 
   double log_probability(int64_t token) const {
     const double peak = largest_share(token, 1);
-    if (std::isinf(peak)) return peak;
+    if (!std::isfinite(peak)) return peak;
     double sum = 0;
     for (int64_t e = 0; e < num_exits; ++e) sum += std::exp(logits[e * vocab_size + token] + shifts[e] - peak);
     return peak + std::log(sum);
@@ -169,11 +169,14 @@ template <typename A> struct Mixture {
     return heap;
   }
 
-  // Return the largest log p_k π_k of all exits k and `count` tokens. Their log π_mix is at most log N above it.
+  // Return the largest log p_k π_k of all exits k and `count` tokens. Their log π_mix is at most log N above it. NaN stays.
   double largest_share(int64_t token, int64_t count) const {
     double most = -INFINITY;
-    for (int64_t e = 0; e < num_exits; ++e)
-      most = std::max(most, largest(logits + e * vocab_size + token, count) + shifts[e]);
+    for (int64_t e = 0; e < num_exits; ++e) {
+      const double share = largest(logits + e * vocab_size + token, count) + shifts[e];
+      if (!(share <= most)) most = share;
+      if (std::isnan(share)) break;
+    }
     return most;
   }
 };

@@ -57,9 +57,9 @@ struct RoundedRows {
 };
 
 inline int32_t total_of(const ints& x) {
-  int32_t sum = 0;
+  uint32_t sum = 0;  // sums of NaNs wrap around
   for (int64_t n = 0; n < lanes<float>; ++n) sum += x[n];
-  return sum;
+  return static_cast<int32_t>(sum);
 }
 
 // How to round some numbers. If one of them is not finite, the scale is NaN.
@@ -88,15 +88,15 @@ struct Rounding {
 inline void round_group(const float* x, int64_t i, RoundedRows& out) {
   const Rounding rounding(x, kRoundedGroup);
   for (int64_t half = 0; half < 2; ++half) {
-    ints sum{};
+    Vector<uint32_t> sum{};
     for (int64_t at = half * kCounted; at < (half + 1) * kCounted; at += lanes<float>) {
       const ints rounded = rounding.rounded(load(x + at));
       auto numbers = __builtin_convertvector(rounded, Narrow<int16_t, float>);
       if (kHasDotProducts) split_bytes(numbers);
       store(numbers, &out.numbers[i * kRoundedGroup + at]);
-      sum += rounded;
+      sum += (Vector<uint32_t>)rounded;
     }
-    out.counts[2 * i + half] = total_of(sum);
+    out.counts[2 * i + half] = total_of((ints)sum);
   }
   out.scales[i] = rounding.scale;
 }

@@ -2,6 +2,7 @@
 
 from collections import ChainMap
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -263,6 +264,19 @@ def assert_equal_to_layers(
         torch.testing.assert_close(some, others, rtol=0, atol=tolerance)
     if dtype != torch.bfloat16 and precision == "auto":
         assert_alike(found, expected, tolerance)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"logprobs": 2, "prompt_logprobs": True}])
+def test_more_outputs_than_the_head_multiplies_at_once_and_scores_of_nan_are_those_of_the_layers(settings):
+    model, found = random_model([1, 2, 3], vocab_size=VOCAB_SIZE), []
+    model.model.embed_tokens.weight.data[5] = torch.nan if "logprobs" in settings else 1
+    for make in (LayersBackend, partial(NativeBackend, config=EngineConfig(max_sequences=51))):
+        cache = cache_of(model)
+        prompts = [([3, 5, token], SamplingParams(**settings)) for token in range(VOCAB_SIZE)] * 3
+        outcomes = carry(make(model, cache), seat_sequences(prompts, cache), 250)
+        scored = [log for one in outcomes for score in one.scores for log in (score.logprob, *dict(score.top).values())]
+        found.append([*(emission.token_id for one in outcomes for emission in one.emissions), *scored])
+    assert found[0] == pytest.approx(found[1], nan_ok=True)
 
 
 KINDS_OF_MODELS = [*TOLERANCE, "float32 in tiles", "bfloat16 in tiles", "Q4_K in tiles", "Q4_K", "Q6_K", "Q8_0"]
