@@ -33,14 +33,16 @@ class Engine:
         """`make_backend` is for tests and measurements."""
         self.config = config or EngineConfig()
         limit = model.config.max_position_embeddings
-        self.context = limit if self.config.context is None else self.config.context
-        message = f"must be between 2 and {limit}, the model's context, got {self.context}"
-        require(1 < self.context <= limit, "context", message)
-        self.cache_size = size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
+        context = limit if self.config.context is None else self.config.context
+        message = f"must be between 2 and {limit}, the model's context, got {context}"
+        require(1 < context <= limit, "context", message)
+        self.cache_size = size = cache_size(self.config, model.config, context, like=model.lm_head.weight)
+        self.context = min(context, size.num_tokens)
+        """Maximum length of a sequence, which must fit the cache."""
         sampling = self.config.sampling or model.config.default_sampling
         threshold = self.config.exit_threshold or model.config.exit_threshold
         vocab_size = model.config.vocab_size
-        self.limits = Limits(self.context, size.num_tokens, vocab_size, eos_token_ids(model), sampling, threshold)
+        self.limits = Limits(self.context, vocab_size, eos_token_ids(model), sampling, threshold)
         self.pool = PagePool(
             size.num_pages,
             size.page_size,
@@ -105,7 +107,7 @@ class Engine:
     def warm_up(self) -> None:
         """Prepare the device, and generate two tokens. The engine must be idle."""
         self.runner.prepare()
-        self.generate([[0]], SamplingParams(max_tokens=min(2, self.context - 1, self.limits.cache_tokens - 1)))
+        self.generate([[0]], SamplingParams(max_tokens=min(2, self.context - 1)))
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, immediately. Unknown and finished requests are ignored."""

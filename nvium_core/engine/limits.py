@@ -20,13 +20,12 @@ DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an engine. `context` and `cache_tokens` are in tokens; `end_token_ids` are its end-of-text tokens.
+    """Limits of an engine. `context` is in tokens; `end_token_ids` are its end-of-text tokens.
 
     `sampling` and `exit_threshold` apply to requests that do not set `sampling` and `threshold`.
     """
 
     context: int
-    cache_tokens: int
     vocab_size: int
     end_token_ids: frozenset[int]
     sampling: Sampling
@@ -36,15 +35,11 @@ class Limits:
         """Raise `InvalidRequest` if a request can never be served."""
         require(len(token_ids) > 0, "prompt", "must have at least one token")
         self.draw(params)
-        num_positions = len(token_ids) + params.max_tokens
-        if num_positions > self.context:
+        if len(token_ids) + params.max_tokens > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
         self._check_vocabulary("prompt", token_ids)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
-        message = f"{num_positions} tokens requested in total, but the key/value cache has {self.cache_tokens}"
-        field = "max_tokens" if len(token_ids) < self.cache_tokens else "prompt"
-        require(num_positions <= self.cache_tokens, field, message)
         can_emit = params.min_tokens == 0 or len(self.stops(params)) < self.vocab_size
         require(can_emit, "min_tokens", "must be 0 if every token is a stop token")
         has_work = params.max_tokens > 0 or len(token_ids) > 1

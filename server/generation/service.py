@@ -113,8 +113,9 @@ class Service(Drainable):
         )
         if self.sampling_defaults:
             log.info("sampling defaults of the model; --generation-config off ignores them", **self.sampling_defaults)
-        if cache.num_tokens < self.engine.context:
-            log.warning("the KV cache is smaller than the context and limits requests", tokens=cache.num_tokens)
+        asked = self.settings.context or self.engine.runner.model.config.max_position_embeddings
+        if self.engine.context < asked:
+            log.warning("the KV cache limits the context", asked=asked, context=self.engine.context)
 
     def start(self) -> None:
         log.info("warming up")
@@ -191,13 +192,14 @@ class Service(Drainable):
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code=CONTEXT_EXCEEDED)
 
-    async def tokenize_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+    async def tokenize_prompts(self, prompts: Sequence[str | list[int]], *, adds_special_tokens: bool) -> list[Prompt]:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
+        read = partial(self._read, prompts, adds_special_tokens=adds_special_tokens)
         if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
-            return await self.text_threads.run(self._read, prompts)
-        return self._read(prompts)
+            return await self.text_threads.run(read)
+        return read()
 
     def chat_prompt(
         self, chat: ChatRequest, check: Callable[[str], object] | None = None, *, truncates: bool
@@ -209,7 +211,7 @@ class Service(Drainable):
         return truncated(conversation, render, self.engine.context, chat.requested_max_tokens)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
+        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens, verbose=False).input_ids
         return token_ids
 
     async def constraint(self, output_format: OutputFormat | None) -> RequestConstraint:
@@ -219,8 +221,9 @@ class Service(Drainable):
         compile_grammar = partial(self.constraints.compile, output_format.param, output_format.grammar)
         return await self._compiling_threads.run(compile_grammar)
 
-    def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
-        return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
+    def _read(self, prompts: Sequence[str | list[int]], *, adds_special_tokens: bool) -> list[Prompt]:
+        encode = partial(self.encode, adds_special_tokens=adds_special_tokens)
+        return [Prompt(encode(each), each) if isinstance(each, str) else Prompt(each) for each in prompts]
 
 
 def truncated(

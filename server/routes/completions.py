@@ -20,7 +20,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     with service.admission.entered(num_choices), body.in_request_names():
         output_format = body.output_format()
         async with service.within_deadline(record.arrived_at):
-            prompts = await service.tokenize_prompts(body.prompts)
+            prompts = await service.tokenize_prompts(body.prompts, adds_special_tokens=body.add_special_tokens)
             compiled = await service.constraint(output_format)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = service.max_tokens(body.requested_max_tokens, longest, num_choices, body.logprobs)

@@ -32,7 +32,8 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     """0 to 20. Return log π_mix (with `nvium.sampling: original` or `threshold`, log π_k of the exit) of each token and
     this many alternatives."""
-    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    add_special_tokens: bool = True
+    """Add special tokens, such as begin-of-text, to texts."""
     suffix: Annotated[str, Unsupported("", why=": the model cannot infill")] = ""
 
     @property

@@ -11,6 +11,13 @@ from tests.byte_model import EXIT_LAYERS, NAME, load_byte_model
 from tests.server.live_server import live_server, wait_until
 
 
+def test_a_cache_smaller_than_the_context_is_the_context():
+    with live_server(load_byte_model(), cache_tokens=64) as server:
+        assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+        assert server.chat().json()["usage"]["total_tokens"] <= 64
+        assert server.complete(prompt="a" * 64).json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_a_strict_client_lists_and_finds_the_model(server):
     client = server.client()
     assert [model.id for model in client.models.list()] == [NAME]

@@ -32,6 +32,8 @@ def test_special_tokens_are_added_unless_disabled():
         for adds, expected in ((True, f"{begin}Once"), (None, f"{begin}Once"), (False, "Once")):
             ids = tokenize(server, prompt="Once", add_special_tokens=adds).json()["tokens"]
             assert detokenize(server, tokens=ids).json() == {"prompt": expected}
+            asked = {"model": "default", "add_special_tokens": adds, "max_tokens": 1, "return_token_ids": True}
+            assert server.complete(**asked).json()["choices"][0]["prompt_token_ids"] == ids
 
 
 def test_messages_have_the_tokens_of_a_chats_prompt(server):
