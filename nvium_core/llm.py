@@ -166,6 +166,7 @@ class LLM:
 
     def _conversation(self, messages: Sequence[Any]) -> list[int]:
         messages = as_tuple(messages, "messages")
+        require(len(messages) > 0, "messages", "must have at least one message")
         are_messages = all(isinstance(message, dict) and message.get("role") in ROLES for message in messages)
         require(are_messages, "messages", f"must be messages with a role: {', '.join(ROLES)}")
         return self._template.token_ids([{**message, "content": content_of(message)} for message in messages], ())

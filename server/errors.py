@@ -166,7 +166,7 @@ def as_api_error(error: Exception) -> ApiError:
             code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else OUT_OF_RANGE
             return InvalidField(error.field, error.message, code=code)
         case ConversationError():
-            return InvalidField("messages", str(error))
+            return InvalidField(error.field, str(error))
         case EngineError() | HelperStuck():
             return from_engine(error)
         case RequestValidationError():

@@ -70,6 +70,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(nvium, model_folder, tmp_pat
         (["generate", "MODEL", "more"], "unexpected argument 'more'\n"),
         (["evaluate", "MODEL"], "--data"),
         (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
+        (["evaluate", "MODEL", "--data", "x.jsonl"], "x.jsonl: must be text, not .jsonl"),
         (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny"], "--data"),

@@ -11,7 +11,7 @@ import typer
 
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.engine.config import EngineConfig
-from nvium_core.engine.errors import InvalidRequest, require_threshold
+from nvium_core.engine.errors import InvalidRequest, require, require_threshold
 from nvium_core.options import ModelOptions, SamplingOptions, ServerOptions
 
 BUNDLED = "The bundled model only writes short tales. Ask it: Tell me a tale of a fox. Then enter /reset."
@@ -105,6 +105,7 @@ def chosen_params(given: dict[str, Any], max_tokens: int | None) -> dict[str, An
     params = {field.name: given.pop(field.name) for field in fields(SamplingOptions) if field.name in given}
     threshold = params.pop("exit_threshold", None)
     if params.get("sampling") == "threshold" or threshold is not None:
+        require(threshold is not None, "exit_threshold", "required by sampling 'threshold'")
         require_threshold(threshold, "exit_threshold")
         params["threshold"] = threshold
     return params if max_tokens is None else params | {"max_tokens": max_tokens}

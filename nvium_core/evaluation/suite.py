@@ -212,5 +212,5 @@ def certainty(figures: Figures) -> str:
     return (
         f"{figures['num_tokens']:,} tokens ({figures['num_characters']:,} characters) of {count(number, 'document')}, "
         f"{drawn}; bits per character: {figures['bits_per_character']:.4g}; entropy of p: "
-        f"{figures['routing_entropy']:.3f} nats."
+        f"{abs(figures['routing_entropy']):.3f} nats."
     )

@@ -81,7 +81,11 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """The chat template is invalid, or it rejects the messages."""
+    """The chat template is invalid, or it rejects the messages or, if `field` says so, the tools."""
+
+    def __init__(self, message: str, field: str = "messages") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ChatTemplate:
@@ -132,7 +136,8 @@ class ChatTemplate:
         uses_tools = conversation.tools or any(message.get("tool_calls") for message in conversation.messages)
         if uses_tools and not self._has_tools:
             raise ConversationError(
-                "the model's chat template does not support tools; choose another with --chat-template FILE"
+                "the model's chat template does not support tools; choose another with --chat-template FILE",
+                "tools" if conversation.tools else "messages",
             )
         try:
             given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}

@@ -10,6 +10,8 @@ from server.schemas.body import require
 
 Json = dict[str, Any]
 
+ROLES = ("user", "assistant", "system", "developer")
+
 PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 
 MORE_TOOLS = "additional_tools"
@@ -80,7 +82,8 @@ def messages_of(items: Sequence[Json]) -> list[Json]:
 def message_of(item: Mapping[str, Any], kind: str, param: str) -> Json:
     """Return the chat message of an item that is not a call. For reasoning without text, return an empty object."""
     if kind == "message":
-        return {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
+        require(item.get("role") in ROLES, f"{param}.role", f"must be one of {', '.join(ROLES)}")
+        return {"role": item["role"], "content": content(item.get("content"), f"{param}.content")}
     if kind in OUTPUTS:
         output = content(item.get("output"), f"{param}.output")
         return {"role": "tool", "content": output, "tool_call_id": item.get("call_id") or item.get("id")}

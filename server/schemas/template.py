@@ -136,8 +136,9 @@ class TemplateOptions(RequestBody):
     def ineffective(self, template: ChatTemplate) -> list[str]:
         """Return the names of fields that have no effect on this template."""
         is_given = self.enable_thinking is not None or SWITCH in self.chat_template_kwargs
+        ignored = [SWITCH] if self.enable_thinking is not None and not template.switches_thinking else []
         has_effect = self.reasoning_effort is None or (template.switches_thinking and not is_given)
-        return [] if has_effect else [self.name_of("reasoning_effort")]
+        return ignored if has_effect else [*ignored, self.name_of("reasoning_effort")]
 
     def check_template(self, messages: Sequence[Message]) -> None:
         """Raise `InvalidField` for a reserved template variable or a message that cannot be continued."""

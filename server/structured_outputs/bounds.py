@@ -31,7 +31,7 @@ MAX_COUNT = 10**9
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
-"""Formats that llguidance checks. Other formats are annotations."""
+"""Formats that llguidance checks."""
 
 UNSUPPORTED = (
     *("not", "if", "then", "else", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
@@ -88,7 +88,8 @@ def enforceable(node: Any, place: str, ignored: list[str], *, drops: bool) -> An
         if not constrains(key, value) or node.keys().isdisjoint(PARTNERS.get(key, (key,))):
             continue
         is_too_large = key in (*UPPER, *LOWER) and is_number(value) and abs(value) >= MAX_BOUND
-        if key == "uniqueItems" or (drops and (is_too_large or key in UNSUPPORTED)):
+        is_unchecked = key == "uniqueItems" or (key == "format" and isinstance(value, str) and value not in FORMATS)
+        if is_unchecked or (drops and (is_too_large or key in UNSUPPORTED)):
             ignored.append(place + key)
         elif key in COUNTS and isinstance(value, float) and value.is_integer():
             kept[key] = int(value)
@@ -103,8 +104,6 @@ def constrains(key: str, value: Any) -> bool:
         return not (value >= MAX_BOUND if key in UPPER else value <= -MAX_BOUND)
     if key in COUNTS and key.startswith("max") and is_number(value):
         return bool(value <= MAX_COUNT)
-    if key == "format" and isinstance(value, str):
-        return value in FORMATS
     if key == "propertyNames":
         return not allows_all_names(value)
     return key not in ("$dynamicAnchor", "$recursiveAnchor") and value not in NEUTRAL.get(key, ())

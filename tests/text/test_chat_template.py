@@ -152,9 +152,10 @@ def test_tools_and_calls_are_refused_if_the_template_ignores_them():
     tools = [{"type": "function", "function": {"name": "look"}}]
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
-    for messages, shown in (([user("a")], tools), ([user("a"), asked], [])):
-        with pytest.raises(ConversationError, match="does not support tools; choose another with --chat-template FILE"):
+    for field, messages, shown in (("tools", [user("a")], tools), ("messages", [user("a"), asked], [])):
+        with pytest.raises(ConversationError, match="choose another with --chat-template FILE") as refusal:
             made.token_ids(messages, shown)
+        assert refusal.value.field == field
     assert text_of(made.token_ids([user("a")], [])) == "user|a\n"
 
 

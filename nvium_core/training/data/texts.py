@@ -36,6 +36,8 @@ Line = Conversation | str  # a conversation or a plain text
 
 def documents_of(path: Path) -> Iterator[str]:
     """Stream the non-empty documents of a file. Raise `DataError` if there are none or the file is damaged."""
+    if path.name.endswith(CHAT_SUFFIXES):
+        raise DataError(f"{path}: must be text, not .jsonl")
     is_empty, document = True, list[str]()
     for line in chain(lines_of(path), [END_OF_TEXT]):
         if line.rstrip("\n") != END_OF_TEXT:

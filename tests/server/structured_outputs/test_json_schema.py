@@ -113,13 +113,13 @@ def test_pattern_properties_constrain_names_and_values():
     assert allowed(both, {"score": 20}, {"score": 3}, {"score": 25}, {}) == [True, False, False, False]
 
 
-def test_unique_items_are_reported_as_ignored():
+def test_unique_items_and_unknown_formats_are_reported_as_ignored():
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
     assert is_answer(JsonSchema(schema), '["a","a"]')
-    within = {"type": "object", "properties": {"a": schema, "b": schema | {"uniqueItems": False}}}
+    within = {"type": "object", "properties": {"a": schema, "b": schema | {"uniqueItems": False, "format": "zip"}}}
     ignored = list[str]()
     enforceable(within, "", ignored, drops=False)
-    assert ignored == ["properties.a.uniqueItems"]
+    assert ignored == ["properties.a.uniqueItems", "properties.b.format"]
 
 
 class Modelled(BaseModel):
