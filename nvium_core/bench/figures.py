@@ -33,8 +33,9 @@ TRIES = 5
 
 def provenance() -> Figures:
     """Return the command without the folders of its files, the first processor, and in a checkout the commit."""
+    command = shlex.join(re.sub(r"(^|=)/.*/", r"\1", part) for part in sys.orig_argv)
     return {
-        "command": shlex.join(re.sub(r"(^|=)/.*/", r"\1", part) for part in sys.orig_argv),
+        "command": re.sub(r"^python[\d.]* (?=nvium )", "", command),
         "processor": _processor(),
         "commit": _commit(),
     }

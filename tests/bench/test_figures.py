@@ -9,8 +9,8 @@ from nvium_core.bench.figures import machine, provenance, write_json
 
 
 def test_a_command_is_recorded_without_the_folders_of_its_files(monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "-m", "x", "--data=/secret/text.txt", "/tmp/out.json"])
-    assert provenance()["command"] == "python -m x --data=text.txt out.json"
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3.11", "/x/nvium", "--data=/secret/text.txt", "/tmp/out.json"])
+    assert provenance()["command"] == "nvium --data=text.txt out.json"
 
 
 def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
